@@ -1,0 +1,199 @@
+"""Trains the embedded masked language model on the King James Bible.
+
+    python -m hf_ebm.assets.train_masked_lm --output_dir hf_ebm/assets/kjv_masked_lm --work_dir /tmp/kjv
+
+About 80 minutes on one core that has bfloat16 instructions. An interrupted run goes on from its last checkpoint when
+the same command is given again. Writes the model (fp16 safetensors), its tokenizer, the held-out clauses and
+`training_results.json`; `python -m hf_ebm.assets.write_card` makes the model card from these.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import WordPieceTrainer
+from transformers import (
+    HfArgumentParser,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_ebm.data.kjv import load_kjv_clauses
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MAX_POSITIONS = 128
+REPORTED_MASKING_RATES = (0.05, 0.15, 0.30, 0.50)
+
+
+@dataclass
+class ScriptArguments:
+    output_dir: str = field(metadata={"help": "Folder the finished model is written to."})
+    work_dir: str = field(metadata={"help": "Folder for checkpoints and for the unpacked text."})
+    vocab_size: int = field(default=4000)
+    hidden_size: int = field(default=256)
+    intermediate_size: int = field(default=512)
+    num_hidden_layers: int = field(default=6)
+    num_attention_heads: int = field(default=4)
+    mlp_dropout: float = field(default=0.0)
+    min_masking_rate: float = field(default=0.05)
+    max_masking_rate: float = field(default=0.50)
+    epochs: float = field(default=12)
+    batch_size: int = field(default=80)
+    learning_rate: float = field(default=3e-3)
+    weight_decay: float = field(default=0.05)
+    threads: int = field(default=1)
+    seed: int = field(default=0)
+
+
+def train_tokenizer(clauses: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """An uncased WordPiece tokenizer of BERT's kind."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.train_from_iterator(clauses, WordPieceTrainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+class RandomRateMasking:
+    """Pads a batch and masks, in each row, a share of tokens drawn uniformly between two rates (at least one token).
+
+    Every chosen token becomes the mask token, with no random or kept ones: an energy only ever reads masked positions.
+    """
+
+    def __init__(self, tokenizer, low: float, high: float, generator: torch.Generator):
+        self.tokenizer, self.low, self.high, self.generator = tokenizer, low, high, generator
+
+    def __call__(self, features: list[dict]) -> dict[str, torch.Tensor]:
+        batch = self.tokenizer.pad([{"input_ids": row["input_ids"]} for row in features], return_tensors="pt")
+        ids = batch["input_ids"]
+        words = (ids != self.tokenizer.pad_token_id) & (ids != self.tokenizer.cls_token_id)
+        words &= ids != self.tokenizer.sep_token_id
+        rate = self.low + (self.high - self.low) * torch.rand(len(ids), 1, generator=self.generator)
+        count = (rate * words.sum(1, keepdim=True)).round().clamp(min=1)
+        lottery = torch.rand(ids.shape, generator=self.generator).masked_fill(~words, 2.0)
+        masked = lottery.argsort(1).argsort(1) < count
+        batch["labels"] = ids.masked_fill(~masked, -100)
+        batch["input_ids"] = ids.masked_fill(masked, self.tokenizer.mask_token_id)
+        return dict(batch)
+
+
+@torch.no_grad()
+def held_out_loss(model, tokenizer, clauses: list[str], rate: float, batch_size: int = 128) -> float:
+    """Mean cross entropy in nats of the masked tokens at one masking rate, in float32, with a fixed choice of masks."""
+    model.eval()
+    collate = RandomRateMasking(tokenizer, rate, rate, torch.Generator().manual_seed(1))
+    encoded = sorted(tokenizer(clauses)["input_ids"], key=len)
+    total = count = 0
+    for start in range(0, len(encoded), batch_size):
+        batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
+        masked = int((batch["labels"] >= 0).sum())
+        total += float(model(**batch).loss) * masked
+        count += masked
+    return total / count
+
+
+def main(arguments: ScriptArguments) -> None:
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    train, held_out = load_kjv_clauses(arguments.work_dir)
+    tokenizer = train_tokenizer(train, arguments.vocab_size)
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=arguments.hidden_size,
+        intermediate_size=arguments.intermediate_size,
+        num_hidden_layers=arguments.num_hidden_layers,
+        num_attention_heads=arguments.num_attention_heads,
+        mlp_dropout=arguments.mlp_dropout,
+        max_position_embeddings=MAX_POSITIONS,
+        global_attn_every_n_layers=1,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+        cls_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+    )
+    model = ModernBertForMaskedLM(config)
+    # The head is computed for masked positions only while training; a published model returns logits everywhere.
+    model.sparse_prediction = True
+    masks = torch.Generator().manual_seed(arguments.seed)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(Path(arguments.work_dir) / "checkpoints"),
+            num_train_epochs=arguments.epochs,
+            per_device_train_batch_size=arguments.batch_size,
+            train_sampling_strategy="group_by_length",
+            learning_rate=arguments.learning_rate,
+            weight_decay=arguments.weight_decay,
+            adam_beta2=0.98,
+            warmup_steps=200,
+            bf16=True,
+            use_cpu=True,
+            logging_steps=100,
+            save_strategy="epoch",
+            save_total_limit=1,
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            seed=arguments.seed,
+        ),
+        train_dataset=[{"input_ids": ids} for ids in tokenizer(train)["input_ids"]],
+        data_collator=RandomRateMasking(tokenizer, arguments.min_masking_rate, arguments.max_masking_rate, masks),
+        processing_class=tokenizer,
+    )
+    started = time.time()
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
+    minutes = (time.time() - started) / 60
+
+    model.float()
+    seen = set(train)
+    unseen = [clause for clause in held_out if clause not in seen]
+    results = {
+        "command": "python -m hf_ebm.assets.train_masked_lm " + shlex.join(sys.argv[1:]),
+        "minutes": round(minutes, 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "train_clauses": len(train),
+        "held_out_clauses": len(held_out),
+        "parameters": model.num_parameters(),
+        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("output_dir", "work_dir")},
+        "held_out_loss": {f"{r:.0%}": held_out_loss(model, tokenizer, held_out, r) for r in REPORTED_MASKING_RATES},
+        "held_out_loss_unseen_clauses": {
+            f"{r:.0%}": held_out_loss(model, tokenizer, unseen, r) for r in REPORTED_MASKING_RATES
+        },
+        "train_loss_15%": held_out_loss(model, tokenizer, train[:: len(train) // 3000], 0.15),
+    }
+    output = Path(arguments.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    model.half().save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    (output / "held_out.txt").write_text("\n".join(held_out) + "\n", encoding="utf-8")
+    (output / "training_results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])

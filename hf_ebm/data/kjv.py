@@ -1,0 +1,85 @@
+"""The King James Bible as clauses, from the Debian packages `bible-kjv` and `bible-kjv-text`.
+
+The text is in the public domain. A clause here is a stretch of 4 to 24 words of one verse that ends where the verse's
+own punctuation ends it. Every twentieth verse is held out, so no verse is on both sides.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+MIN_WORDS, MAX_WORDS = 4, 24
+HELD_OUT_EVERY = 20
+DEBIAN_PACKAGES = ("bible-kjv", "bible-kjv-text")
+
+
+def read_verses(cache_dir: str | Path) -> list[str]:
+    """All 31,102 verses in order, without their references.
+
+    Uses the `bible` program if it is installed; otherwise unpacks the two Debian packages into `cache_dir` (which needs
+    `apt-get` and `dpkg`, no root). Raises `RuntimeError` when neither is possible.
+    """
+    program, options = shutil.which("bible"), []
+    if program is None:
+        program, options = _unpack_debian_packages(Path(cache_dir))
+    command = [program, "-f", "-l", "100000", *options, "Gen1:1-Rev22:21"]
+    listing = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
+    verses = [line.split(" ", 1)[1].strip() for line in listing.splitlines() if re.match(r"\S+\d+:\d+ ", line)]
+    if len(verses) != 31_102:
+        raise RuntimeError(f"the `bible` program printed {len(verses)} verses where the book has 31,102")
+    return verses
+
+
+def _unpack_debian_packages(cache: Path) -> tuple[str, list[str]]:
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise RuntimeError(f"install the Debian packages {' and '.join(DEBIAN_PACKAGES)} to get the text")
+    cache.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["apt-get", "download", "-q", *DEBIAN_PACKAGES], cwd=cache, check=True)
+    for package in cache.glob("bible-kjv*.deb"):
+        subprocess.run(["dpkg", "-x", package.name, "root"], cwd=cache, check=True)
+    return str(cache / "root/usr/bin/bible"), ["-p", str(cache / "root/usr/lib")]
+
+
+def split_clauses(verse: str) -> list[str]:
+    """Splits one verse into clauses of `MIN_WORDS` to `MAX_WORDS` words; what is shorter joins a neighbour or is left out."""
+    pieces: list[list[str]] = []
+    for sentence in re.split(r"(?<=[.;:?!])\s+", verse):
+        words = sentence.split()
+        if len(words) <= MAX_WORDS:
+            pieces.append(words)
+        else:
+            pieces.extend(_fill([part.split() for part in re.split(r"(?<=,)\s+", sentence)]))
+    return [" ".join(words) for words in _join_short(pieces) if MIN_WORDS <= len(words) <= MAX_WORDS]
+
+
+def _fill(parts: list[list[str]]) -> list[list[str]]:
+    """Joins consecutive parts as long as they fit into `MAX_WORDS`."""
+    filled: list[list[str]] = [[]]
+    for part in parts:
+        if filled[-1] and len(filled[-1]) + len(part) > MAX_WORDS:
+            filled.append([])
+        filled[-1] = filled[-1] + part
+    return filled
+
+
+def _join_short(pieces: list[list[str]]) -> list[list[str]]:
+    joined: list[list[str]] = []
+    for words in pieces:
+        touches_short = joined and min(len(joined[-1]), len(words)) < MIN_WORDS
+        if touches_short and len(joined[-1]) + len(words) <= MAX_WORDS:
+            joined[-1] = joined[-1] + words
+        else:
+            joined.append(words)
+    return joined
+
+
+def load_kjv_clauses(cache_dir: str | Path) -> tuple[list[str], list[str]]:
+    """`(train, held_out)` clauses in the order of the book."""
+    train: list[str] = []
+    held_out: list[str] = []
+    for number, verse in enumerate(read_verses(cache_dir)):
+        (held_out if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else train).extend(split_clauses(verse))
+    return train, held_out

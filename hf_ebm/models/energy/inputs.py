@@ -1,0 +1,157 @@
+"""Checks of what callers hand to an `EnergyModel`, done before any work."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
+
+# Members of the masked-LM mapping that cannot work here, with the reason the error gives.
+UNSUPPORTED_MODEL_TYPES = {
+    "modernvbert": "its inputs are images and text",
+    "ultravbert": "its inputs are images and text",
+    "yoso": "its attention runs only as a CUDA kernel and is random even in evaluation mode",
+    "nystromformer": "its landmark attention takes only lengths that its number of landmarks divides",
+    "reformer": "its hashing attention needs fixed padded lengths, so a value would depend on padding",
+}
+
+
+class EnergyInputs(NamedTuple):
+    """Checked inputs: the sequences and the (B, T) mask of scored (or free) positions."""
+
+    sequences: Sequences
+    scored: Tensor
+
+
+def check_masked_lm(mlm: nn.Module) -> None:
+    """Raises `ValueError` unless `mlm` is a model with a masked-LM head whose inputs are token ids."""
+    names: set[str] = set()
+    for entry in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
+        names.update([entry] if isinstance(entry, str) else entry)
+    names.update(cls.__name__ for cls in MODEL_FOR_MASKED_LM_MAPPING._extra_content.values())
+    if not any(cls.__name__ in names for cls in type(mlm).__mro__):
+        raise ValueError(
+            f"mlm: {type(mlm).__name__} has no masked-language-model head; an energy needs a model of a class that "
+            f"{AutoModelForMaskedLM.__name__} makes (BertForMaskedLM, ModernBertForMaskedLM, EsmForMaskedLM, …), because "
+            "it masks a position and reads that position's logits given both sides"
+        )
+    check_masked_lm_config(mlm.config)
+
+
+def check_masked_lm_config(config) -> None:
+    """Raises `ValueError` for configurations that cannot work as an energy model, saying why."""
+    if config.model_type in UNSUPPORTED_MODEL_TYPES:
+        raise ValueError(f"model type {config.model_type!r} cannot be used: {UNSUPPORTED_MODEL_TYPES[config.model_type]}")
+    if getattr(config, "is_decoder", False) and not config.is_encoder_decoder:
+        raise ValueError(
+            f"model type {config.model_type!r} is configured as a decoder (is_decoder=True): its positions see only "
+            "their left context; an energy needs a bidirectional masked language model"
+        )
+
+
+def max_length(mlm: nn.Module) -> int | None:
+    """The longest sequence the model has positions for, `None` where its configuration states no limit."""
+    for name, module in mlm.named_modules():
+        if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
+            # Positions of RoBERTa's kind start after the padding index.
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    limit = getattr(mlm.config, "max_position_embeddings", None)
+    return limit if limit and limit > 0 else None
+
+
+def check_inputs(
+    model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    free_mask: Tensor | None = None,
+    encoder_input_ids: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+) -> EnergyInputs:
+    """Checks shapes, ids and lengths and moves everything to the embedding's device.
+
+    The scored positions are the attended ones that `free_mask` allows (all of them without it), less those that hold a
+    special token.
+    """
+    ids = _as_ids("input_ids", input_ids)
+    mask = _as_mask("attention_mask", attention_mask, ids)
+    free = _as_mask("free_mask", free_mask, ids)
+    _check_range("input_ids", ids, mask, model.vocab_size)
+    start, stop = attended_spans(mask)
+    limit = max_length(model.mlm)
+    longest = int((stop - start).max())
+    if limit is not None and longest > limit:
+        row = int((stop - start).argmax())
+        raise ValueError(f"input_ids: row {row} has {longest} tokens, the model has positions for {limit}")
+    device = model.input_device
+    scored = (mask & free).to(device)
+    if model.config.special_token_ids:
+        special = torch.tensor(model.config.special_token_ids, device=device)
+        scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == _or_minus_one(model.config.mask_token_id))
+    context = _encode_context(model, encoder_input_ids, encoder_attention_mask, len(ids))
+    return EnergyInputs(Sequences(ids.to(device), start, stop, context), scored)
+
+
+def _or_minus_one(token_id: int | None) -> int:
+    return -1 if token_id is None else token_id
+
+
+def _as_ids(name: str, ids: Tensor) -> Tensor:
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        shape = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"{name} must be a tensor of token ids of shape (batch, length), got {shape}")
+    if ids.numel() == 0:
+        raise ValueError(f"{name} must hold at least one token, got shape {tuple(ids.shape)}")
+    return ids.long()
+
+
+def _as_mask(name: str, mask: Tensor | None, ids: Tensor) -> Tensor:
+    if mask is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    if tuple(mask.shape) != tuple(ids.shape):
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids has {tuple(ids.shape)}; they must be equal")
+    return mask.to(ids.device).bool()
+
+
+def _check_range(name: str, ids: Tensor, mask: Tensor, vocab_size: int) -> None:
+    bad = ((ids < 0) | (ids >= vocab_size)) & mask
+    if bool(bad.any()):
+        row, position = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: row {row}, position {position} holds id {int(ids[row, position])}; "
+            f"the model's vocabulary has ids 0 to {vocab_size - 1}"
+        )
+
+
+def _encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, batch: int) -> EncoderContext | None:
+    if not model.mlm.config.is_encoder_decoder:
+        if ids is not None:
+            raise ValueError(f"encoder_input_ids: {type(model.mlm).__name__} has no encoder of its own to condition on")
+        return None
+    if ids is None:
+        raise ValueError(
+            f"encoder_input_ids: {type(model.mlm).__name__} is an encoder-decoder, its energy is conditional on an "
+            "encoder input; none was given"
+        )
+    ids = _as_ids("encoder_input_ids", ids)
+    if len(ids) != batch:
+        raise ValueError(f"encoder_input_ids has {len(ids)} rows, input_ids has {batch}; they must be equal")
+    mask = _as_mask("encoder_attention_mask", attention_mask, ids)
+    _check_range("encoder_input_ids", ids, mask, model.vocab_size)
+    start, stop = attended_spans(mask)
+    ids, lengths = ids.to(model.input_device), stop - start
+    encoder, states = model.mlm.get_encoder(), None
+    for row in range(batch):  # one at a time: as in rows, no value may depend on padding
+        row_states = encoder(input_ids=ids[row : row + 1, start[row] : stop[row]]).last_hidden_state[0]
+        if states is None:
+            states = row_states.new_zeros(batch, int(lengths.max()), row_states.shape[-1])
+        states = torch.cat([states[:row], _padded(row_states, states.shape[1])[None], states[row + 1 :]])
+    return EncoderContext(states, lengths)
+
+
+def _padded(states: Tensor, length: int) -> Tensor:
+    return nn.functional.pad(states, (0, 0, 0, length - len(states)))

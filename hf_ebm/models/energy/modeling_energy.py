@@ -1,0 +1,237 @@
+"""`EnergyModel`: any masked language model as an energy model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+from transformers.utils import ModelOutput
+
+from hf_ebm.models.energy.configuration_energy import EnergyConfig
+from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
+from hf_ebm.models.energy.inputs import check_inputs, check_masked_lm, check_masked_lm_config
+from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
+from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.scoring.energies import token_energies
+from hf_ebm.scoring.head import PositionLogits
+from hf_ebm.scoring.rows import EncoderContext, RowRunner
+
+# Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+
+
+@dataclass
+class EnergyOutput(ModelOutput):
+    """Output of `EnergyModel.forward`.
+
+    Args:
+        energy: (B,) energies in nats, differentiable.
+        token_energies: (B, T) their terms; 0 at context positions.
+    """
+
+    energy: torch.FloatTensor | None = None
+    token_energies: torch.FloatTensor | None = None
+
+
+class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
+    """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
+
+    `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
+    `EnergyConfig` by name; `EnergyModel.from_pretrained` takes a masked-LM checkpoint or a saved `EnergyModel`. The
+    masked language model stays reachable as `.mlm`.
+
+    Raises:
+        ValueError: for a model without a masked-LM head, or of a family that cannot work (the message says why).
+    """
+
+    config_class = EnergyConfig
+    base_model_prefix = "energy_base"  # no module of this name: an inner checkpoint's own prefix must not match it
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields):
+        if isinstance(mlm, EnergyConfig):
+            config, mlm = mlm, None
+            check_masked_lm_config(config.text_config)
+        elif isinstance(mlm, PreTrainedModel):
+            check_masked_lm(mlm)
+            config = EnergyConfig(text_config=mlm.config.to_dict(), **_checked_fields(fields))
+        else:
+            raise ValueError(f"mlm must be a masked language model or an EnergyConfig, got {type(mlm).__name__}")
+        super().__init__(config)
+        self.mlm = mlm if mlm is not None else AutoModelForMaskedLM.from_config(config.text_config)
+        self.mlm.config = self.config.text_config = mlm.config if mlm is not None else self.mlm.config
+        self.post_init()
+        if mlm is not None:
+            self.train(mlm.training)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path, *args, energy: str | None = None, processing_class=None, **kwargs
+    ) -> EnergyModel:
+        """Loads a masked-LM checkpoint or a saved `EnergyModel`, with the usual arguments of Transformers.
+
+        Args:
+            pretrained_model_name_or_path: Hub name or folder.
+            energy: `"local"` (default for a masked-LM checkpoint) or `"raw"`; `None` keeps what was saved.
+            processing_class: tokenizer (or processor) to take the token roles from; by default the checkpoint's own.
+
+        Raises:
+            ValueError: if the checkpoint has no masked-LM head, or its tokenizer no mask token.
+        """
+        config = kwargs.get("config")
+        hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
+        if config is None:
+            found, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            is_saved = found.get("model_type") == EnergyConfig.model_type
+        else:
+            is_saved = isinstance(config, EnergyConfig)
+        overrides = {} if energy is None else {"energy": energy}
+        EnergyConfig(**overrides)
+        if not is_saved:
+            return cls._from_masked_lm(pretrained_model_name_or_path, args, hub, overrides, processing_class, kwargs)
+        result = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs, **overrides)
+        if processing_class is not None:
+            model = result[0] if isinstance(result, tuple) else result
+            model.config.update(token_roles(processing_class, model.vocab_size))
+        return result
+
+    @classmethod
+    def _from_masked_lm(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict) -> EnergyModel:
+        remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(name, **hub, **remote_code)
+        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in getattr(config, "auto_map", {}):
+            raise ValueError(
+                f"{name}: model type {config.model_type!r} has no class with a masked-LM head; an energy needs a "
+                "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"
+            )
+        check_masked_lm_config(config)
+        wants_info = kwargs.pop("output_loading_info", False)
+        mlm, info = AutoModelForMaskedLM.from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
+        head = sorted(key for key in info["missing_keys"] if not key.startswith(f"{mlm.base_model_prefix}."))
+        if head:
+            raise ValueError(f"{name}: the checkpoint has no weights for the masked-LM head ({', '.join(head)})")
+        if processing_class is None:
+            processing_class = _tokenizer_or_none(name, hub, remote_code)
+        roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
+        model = cls(mlm, **overrides, **roles)
+        model.config.name_or_path = model.name_or_path = str(name)
+        return (model, info) if wants_info else model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        free_mask: Tensor | None = None,
+        encoder_input_ids: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        token_budget: int | None = None,
+    ) -> EnergyOutput:
+        """Energies of sequences given their context; differentiable.
+
+        Args:
+            input_ids: (B, T) token ids.
+            attention_mask: (B, T), 0 at padding, which may stand before or after the text.
+            free_mask: (B, T), true where the token is part of the random variable; the rest is context. By default
+                every position that holds no special token.
+            encoder_input_ids, encoder_attention_mask: (B, S) the context of an encoder-decoder model (required there).
+            token_budget: tokens per forward pass of the masked language model; by default from free memory.
+
+        Raises:
+            ValueError: for mismatched shapes, ids outside the vocabulary, more tokens than the model has positions, a
+                mask token at a scored position, or NaN logits.
+        """
+        self._require_mask_token()
+        sequences, scored = check_inputs(
+            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
+        )
+        masked = scored & (sequences.ids == self.config.mask_token_id)
+        if bool(masked.any()):
+            row, position = masked.nonzero()[0].tolist()
+            raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
+        terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
+        return EnergyOutput(energy=terms.sum(1), token_energies=terms)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the masked language model has embeddings for."""
+        return _vocab_size(self.mlm)
+
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go: the device of the embeddings, also under a device map."""
+        return next(self.get_input_embeddings().parameters()).device
+
+    def _require_mask_token(self) -> None:
+        if self.config.mask_token_id is None:
+            raise ValueError(
+                "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
+                "from_pretrained or mask_token_id= to EnergyModel"
+            )
+
+    def _row_runner(self, token_budget: int | None = None) -> RowRunner:
+        """The runner of this model's masked rows; one is kept so that what it learned about memory is kept."""
+        runner = self.__dict__.get("_runner")
+        if runner is None or runner.position_logits.model is not self.mlm:
+            encoder_decoder = self.mlm.config.is_encoder_decoder
+            logits = PositionLogits(self.mlm, "decoder_input_ids" if encoder_decoder else "input_ids")
+            prepare = self._decoder_inputs if encoder_decoder else None
+            runner = self.__dict__["_runner"] = RowRunner(logits, None, self.vocab_size, prepare=prepare)
+        if token_budget is not None:
+            kept = runner
+            runner = RowRunner(kept.position_logits, None, self.vocab_size, token_budget, kept.prepare)
+        runner.mask_token_id = self.config.mask_token_id
+        return runner
+
+    def _decoder_inputs(self, ids: Tensor, context: EncoderContext) -> tuple[Tensor, dict]:
+        decoder_ids = self.mlm.prepare_decoder_input_ids_from_labels(ids)
+        return decoder_ids, {"encoder_outputs": (context.states,), "use_cache": False}
+
+    def _init_weights(self, module):
+        self.mlm._init_weights(module)
+
+    def get_input_embeddings(self):
+        return self.mlm.get_input_embeddings()
+
+    def set_input_embeddings(self, value):
+        self.mlm.set_input_embeddings(value)
+
+    def get_output_embeddings(self):
+        return self.mlm.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings):
+        self.mlm.set_output_embeddings(new_embeddings)
+
+
+def _checked_fields(fields: dict) -> dict:
+    allowed = {name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings")}
+    unknown = sorted(set(fields) - allowed)
+    if unknown:
+        raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(sorted(allowed))}")
+    return fields
+
+
+def _vocab_size(mlm: PreTrainedModel) -> int:
+    embeddings = mlm.get_input_embeddings()
+    weight = getattr(embeddings, "weight", None)  # Perceiver calls its latents the input embeddings
+    return mlm.config.vocab_size if weight is None else weight.shape[0]
+
+
+def _tokenizer_or_none(name, hub: dict, remote_code: dict):
+    """The checkpoint's own tokenizer; without one, energies of ids still work and sampling is refused later."""
+    try:
+        return AutoTokenizer.from_pretrained(name, **hub, **remote_code)
+    except (OSError, ValueError):
+        return None
+
+
+AutoConfig.register(EnergyConfig.model_type, EnergyConfig)
+AutoModel.register(EnergyConfig, EnergyModel)

@@ -1,0 +1,45 @@
+"""What a tokenizer says about the roles of its tokens, as fields of `EnergyConfig`."""
+
+from __future__ import annotations
+
+import re
+
+# Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, fairseq's madeupword0007, NOTUSED.
+_PLACEHOLDER = re.compile(r"^(\[unused\d+\]|<unused_?\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$")
+
+
+def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]:
+    """The token fields of `EnergyConfig` from a tokenizer.
+
+    Args:
+        tokenizer: any Transformers tokenizer, or a processor that holds one as `.tokenizer`.
+        vocab_size: number of logits of the model; ids from the tokenizer's size up have no token.
+
+    Raises:
+        ValueError: if the tokenizer has no mask token, or more tokens than the model has embeddings.
+    """
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    mask_id = tokenizer.mask_token_id
+    if mask_id is None:
+        raise ValueError(
+            f"tokenizer: {type(tokenizer).__name__} has no mask token, so it does not belong to a masked language model"
+        )
+    vocabulary = tokenizer.get_vocab()
+    if mask_id >= vocab_size:
+        raise ValueError(f"tokenizer: its mask token has id {mask_id}, the model's vocabulary has {vocab_size} ids")
+    excluded = {i for token, i in vocabulary.items() if _PLACEHOLDER.match(token)}
+    excluded |= set(range(vocab_size)) - set(vocabulary.values())
+    special = set(tokenizer.all_special_ids)
+    if tokenizer.unk_token_id is not None:
+        excluded.add(tokenizer.unk_token_id)
+        special.discard(tokenizer.unk_token_id)
+    template = tokenizer(tokenizer.mask_token)["input_ids"]
+    middle = template.index(mask_id)
+    return {
+        "mask_token_id": mask_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "special_token_ids": sorted(i for i in special if i < vocab_size),
+        "excluded_token_ids": sorted(i for i in excluded - special if i < vocab_size),
+        "prefix_token_ids": [i for i in template[:middle] if i in special],
+        "suffix_token_ids": [i for i in template[middle + 1 :] if i in special],
+    }

@@ -1,0 +1,214 @@
+"""Masked rows: the unit of work of every energy and proposal, and the packer that runs pools of them.
+
+A row is one copy of one sequence with some positions masked and some positions read. Rows of all sequences form one
+pool; rows of equal length run together under a token budget. Rows are never padded, so no value can depend on what
+else is in the batch, and models that take no attention mask work like the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# What a token in flight and a logit (in float32, its softmax and its gradient) are taken to weigh in memory.
+_BYTES_PER_TOKEN, _BYTES_PER_LOGIT = 65_536, 12
+
+
+class Sequences(NamedTuple):
+    """Sequences to make rows of.
+
+    Attributes:
+        ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
+        start, stop: (B,) bounds of each sequence, on the CPU.
+        context: further model inputs per sequence, or `None` (see `EncoderContext`).
+    """
+
+    ids: Tensor
+    start: Tensor
+    stop: Tensor
+    context: EncoderContext | None = None
+
+
+class EncoderContext(NamedTuple):
+    """Encoder states an encoder-decoder model conditions on: `states` (B, S, d), `lengths` (B,) on the CPU."""
+
+    states: Tensor
+    lengths: Tensor
+
+
+class MaskedRows(NamedTuple):
+    """Rows to run: row n is sequence `source[n]` with `masked[n]` masked, read at `read[n]`.
+
+    Attributes:
+        source: (N,) indices into the sequences.
+        masked: (N, M) columns that are replaced by the mask token; M may be 0, repeats are allowed.
+        read: (N, P) columns at which logits are wanted; repeats are allowed.
+    """
+
+    source: Tensor
+    masked: Tensor
+    read: Tensor
+
+
+def attended_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """`(start, stop)`, each (B,) on the CPU, of the attended columns of `attention_mask` (B, T).
+
+    Raises `ValueError` for a row with no attended column or with a hole between attended ones.
+    """
+    mask = attention_mask.bool().cpu()
+    count = mask.sum(1)
+    start = mask.long().argmax(1)
+    stop = start + count
+    columns = torch.arange(mask.shape[1])
+    solid = (columns >= start[:, None]) & (columns < stop[:, None])
+    for row in range(len(mask)):
+        if count[row] == 0:
+            raise ValueError(f"attention_mask: row {row} attends to no position")
+        if not torch.equal(solid[row], mask[row]):
+            raise ValueError(f"attention_mask: row {row} has a hole; padding is allowed only before and after the text")
+    return start, stop
+
+
+class RowRunner:
+    """Runs pools of masked rows through a model.
+
+    Args:
+        position_logits: `(ids (n, L), positions (n, P), **inputs) -> logits (n, P, V)`.
+        mask_token_id: the id written at masked positions.
+        vocab_size: V, for the memory that logits take.
+        token_budget: tokens per forward pass; `None` derives it from free memory at first use.
+        prepare: turns a chunk's ids and context into model inputs `(ids, inputs)`, for encoder-decoder models.
+
+    Attributes:
+        num_rows: how many masked rows have been run so far.
+    """
+
+    def __init__(
+        self,
+        position_logits: Callable[..., Tensor],
+        mask_token_id: int | None,
+        vocab_size: int,
+        token_budget: int | None = None,
+        prepare: Callable[[Tensor, EncoderContext | None], tuple[Tensor, dict]] | None = None,
+    ):
+        if token_budget is not None and token_budget < 1:
+            raise ValueError(f"token_budget must be at least 1, got {token_budget}")
+        self.position_logits = position_logits
+        self.mask_token_id = mask_token_id
+        self.vocab_size = vocab_size
+        self.token_budget = token_budget
+        self.prepare = prepare or (lambda ids, context: (ids, {}))
+        self.num_rows = 0
+
+    def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Runs every row and returns `reduce`'s results in the order of the rows.
+
+        Args:
+            reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,)) -> tensor (n, ...)`. Called once per
+                forward pass, so that logits of the whole pool are never held at once.
+
+        Raises:
+            ValueError: for logits that are NaN or infinite, naming the sequence and the position.
+        """
+        if len(rows.source) == 0:
+            raise ValueError("rows: there is nothing to run")
+        if self.token_budget is None:
+            self.token_budget = default_token_budget(sequences.ids.device)
+        results, order = [], []
+        for group in self._groups(sequences, rows):
+            cost, done = self._row_cost(sequences, rows, group), 0
+            while done < len(group):
+                numbers = group[done : done + max(1, self.token_budget // cost)]
+                try:
+                    results.append(self._run(sequences, rows, numbers, reduce))
+                except (torch.OutOfMemoryError, RuntimeError) as error:
+                    if not _is_out_of_memory(error) or len(numbers) == 1:
+                        raise
+                    self.token_budget = max(1, len(numbers) * cost // 2)
+                    logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
+                    if sequences.ids.is_cuda:
+                        torch.cuda.empty_cache()
+                    continue
+                order.append(numbers)
+                done += len(numbers)
+        self.num_rows += len(rows.source)
+        stacked = torch.cat(results)
+        if len(order) == 1 and torch.equal(order[0], torch.arange(len(rows.source))):
+            return stacked
+        return stacked[torch.cat(order).argsort().to(stacked.device)]
+
+    def _groups(self, sequences: Sequences, rows: MaskedRows) -> list[Tensor]:
+        """Row numbers (on the CPU) grouped so that all rows of a group have the same length (and context length)."""
+        source = rows.source.cpu()
+        length = (sequences.stop - sequences.start)[source]
+        if sequences.context is not None:
+            length = torch.stack([length, sequences.context.lengths[source]], 1)
+        else:
+            length = length[:, None]
+        if bool((length == length[0]).all()):
+            return [torch.arange(len(source))]
+        by_length: dict[tuple, list[int]] = defaultdict(list)
+        for number, key in enumerate(map(tuple, length.tolist())):
+            by_length[key].append(number)
+        return [torch.tensor(by_length[key]) for key in sorted(by_length)]
+
+    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, reduce) -> Tensor:
+        device = sequences.ids.device
+        on_device = numbers.to(device)
+        source = rows.source[on_device]
+        ids = sequences.ids[source]
+        if rows.masked.shape[1]:
+            ids = ids.scatter(1, rows.masked[on_device], self.mask_token_id)
+        first = source[:1].cpu()
+        length = int((sequences.stop - sequences.start)[first])
+        start = sequences.start[source.cpu()]
+        if bool((start == start[0]).all()):
+            ids = ids[:, int(start[0]) : int(start[0]) + length]
+        else:
+            ids = ids.gather(1, start.to(device)[:, None] + torch.arange(length, device=device))
+        context = None
+        if sequences.context is not None:
+            size = int(sequences.context.lengths[first])
+            context = EncoderContext(sequences.context.states[source, :size], sequences.context.lengths[source.cpu()])
+        model_ids, inputs = self.prepare(ids, context)
+        positions = rows.read[on_device] - start.to(device)[:, None]
+        logits = self.position_logits(model_ids, positions, **inputs)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        self._check_finite(logits.detach(), source, rows.read[on_device])
+        return reduce(logits, on_device)
+
+    @staticmethod
+    def _check_finite(logits: Tensor, source: Tensor, read: Tensor) -> None:
+        low, high = torch.aminmax(logits, dim=-1)
+        bad = ~(torch.isfinite(low) & torch.isfinite(high))
+        if bool(bad.any()):
+            row, place = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"the model returned NaN or infinite logits for row {int(source[row])}, position {int(read[row, place])}"
+            )
+
+    def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:
+        """Tokens one row of a group counts for: its length, or what weighs as much as its logits if that is more."""
+        first = rows.source[group[:1].to(rows.source.device)].cpu()
+        logits = rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN
+        return max(1, logits, int((sequences.stop - sequences.start)[first]))
+
+
+def default_token_budget(device: torch.device) -> int:
+    """Tokens per forward pass: a quarter of the free memory; on a CPU 4,096, beyond which its caches gain nothing."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(512, min(free // 4 // _BYTES_PER_TOKEN, 262_144))
+    return 4096
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
