@@ -28,7 +28,7 @@ def energy_terms(runner: RowRunner, sequences: Sequences, source: Tensor, positi
     """Energy term of the token at `position[n]` of sequence `source[n]`, that position alone masked: (N,)."""
     tokens = sequences.ids[source, position]
     rows = MaskedRows(source, position[:, None], position[:, None])
-    return runner(sequences, rows, lambda logits, n: token_energy(logits[:, 0], tokens[n], energy))
+    return runner(sequences, rows, lambda logits, n, ids: token_energy(logits[:, 0], tokens[n], energy))
 
 
 def token_energies(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:

@@ -20,7 +20,7 @@ _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 
 
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
     """`values` (N, T, D) at `positions` (N, P) → (N, P, D)."""
-    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
+    return values.gather(1, positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1]))
 
 
 class PositionLogits:

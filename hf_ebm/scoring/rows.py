@@ -107,12 +107,14 @@ class RowRunner:
         self.prepare = prepare or (lambda ids, context: (ids, {}))
         self.num_rows = 0
 
-    def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def __call__(
+        self, sequences: Sequences, rows: MaskedRows, reduce: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
         """Runs every row and returns `reduce`'s results in the order of the rows.
 
         Args:
-            reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,)) -> tensor (n, ...)`. Called once per
-                forward pass, so that logits of the whole pool are never held at once.
+            reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`.
+                Called once per forward pass, so that logits of the whole pool are never held at once.
 
         Raises:
             ValueError: for logits that are NaN or infinite, naming the sequence and the position.
@@ -179,11 +181,11 @@ class RowRunner:
             context = EncoderContext(sequences.context.states[source, :size], sequences.context.lengths[source.cpu()])
         model_ids, inputs = self.prepare(ids, context)
         positions = rows.read[on_device] - start.to(device)[:, None]
-        logits = self.position_logits(model_ids, positions, **inputs)
+        logits = self.position_logits(model_ids, positions, **inputs).to(device)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         self._check_finite(logits.detach(), source, rows.read[on_device])
-        return reduce(logits, on_device)
+        return reduce(logits, on_device, ids)
 
     @staticmethod
     def _check_finite(logits: Tensor, source: Tensor, read: Tensor) -> None:

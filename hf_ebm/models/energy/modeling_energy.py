@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
@@ -16,6 +16,7 @@ from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.energy.inputs import check_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
 from hf_ebm.scoring.rows import EncoderContext, RowRunner
@@ -49,6 +50,7 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
     """
 
     config_class = EnergyConfig
+    generation_config_class = ChainGenerationConfig
     base_model_prefix = "energy_base"  # no module of this name: an inner checkpoint's own prefix must not match it
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
@@ -168,7 +170,8 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
     @property
     def input_device(self) -> torch.device:
         """Where token ids go: the device of the embeddings, also under a device map."""
-        return next(self.get_input_embeddings().parameters()).device
+        embeddings = self.get_input_embeddings()
+        return next((embeddings if isinstance(embeddings, nn.Module) else self.mlm).parameters()).device
 
     def _require_mask_token(self) -> None:
         if self.config.mask_token_id is None:

@@ -1,1 +1,268 @@
-class EnergyScoringMixin: ...
+"""`EnergyModel.score` and `rerank`: texts in, energies out. A thin layer over `hf_ebm.scoring`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.utils import ModelOutput, logging
+
+from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_texts
+from hf_ebm.models.energy.inputs import check_inputs, max_length
+from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
+
+# Texts whose masked rows form one pool: enough to fill forward passes, few enough to bound memory.
+_TEXTS_PER_POOL = 256
+
+
+@dataclass
+class ScoreOutput(ModelOutput):
+    """Energies of N texts, in the order of the texts.
+
+    Args:
+        energy: (N,) energies in nats (float64); with the local energy, minus the pseudo-log-likelihood.
+        num_tokens: (N,) scored tokens.
+        tokens: per text, its scored tokens.
+        token_energies: per text, their energy terms; they sum to `energy`.
+        words: per text, its words by the tokenizer's own word ids; `None` for tokenizers that have none.
+        word_energies: per text, the energies of its words (sums over their tokens).
+        pseudo_perplexity: (N,) `exp(energy / num_tokens)`, NaN for a text without tokens; `None` for raw energies.
+        variant: what was computed, see `hf_ebm.scoring.variants`.
+    """
+
+    energy: torch.DoubleTensor | None = None
+    num_tokens: torch.LongTensor | None = None
+    tokens: list[list[str]] | None = None
+    token_energies: list[list[float]] | None = None
+    words: list[list[str]] | None = None
+    word_energies: list[list[float]] | None = None
+    pseudo_perplexity: torch.DoubleTensor | None = None
+    variant: str | None = None
+
+    @property
+    def corpus_pseudo_perplexity(self) -> float:
+        """Pseudo-perplexity of all texts together: exponential of the mean energy per token."""
+        if self.pseudo_perplexity is None:
+            raise ValueError("pseudo-perplexity is defined for the local energy only")
+        return float((self.energy.sum() / self.num_tokens.sum()).exp())
+
+
+@dataclass
+class RerankOutput(ModelOutput):
+    """Reranked n-best lists.
+
+    Args:
+        best: (N,) index of the best candidate of each list.
+        order: per list, candidate indices from best to worst (ties keep their order).
+        scores: per list, the combined scores, higher is better.
+        energies: per list, the energies.
+    """
+
+    best: torch.LongTensor | None = None
+    order: list[list[int]] | None = None
+    scores: list[list[float]] | None = None
+    energies: list[list[float]] | None = None
+
+
+class EnergyScoringMixin:
+    """Gives a model `score`, `score_ids` and `rerank`."""
+
+    @torch.no_grad()
+    def score(
+        self,
+        texts: Iterable[str] | str | Path,
+        tokenizer,
+        *,
+        prefixes: Iterable[str] | None = None,
+        suffixes: Iterable[str] | None = None,
+        separator: str = " ",
+        encoder_texts: Iterable[str] | None = None,
+        variant: str | None = None,
+        stride: int = 8,
+        token_budget: int | None = None,
+    ) -> ScoreOutput:
+        """Energies of texts: one row in, one row out, in order. Nothing is cut.
+
+        Args:
+            texts: strings: a list, a generator, a column of a data set, an open file, or a `Path` (a text per line).
+            tokenizer: the model's tokenizer.
+            prefixes, suffixes: context per text, excluded from the sum; joined to it by `separator`.
+            encoder_texts: per text, what an encoder-decoder model conditions on (required there).
+            variant: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
+                model's own (`config.variant`).
+            stride: rows per text of the variant `"stride"`.
+            token_budget: tokens per forward pass; by default from free memory.
+
+        Raises:
+            ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
+                or holds a mask token. An empty text has energy 0.
+        """
+        variant = self._checked_variant(variant, stride)
+        self._require_mask_token()
+        rows = as_texts("texts", texts)
+        contexts = {"prefixes": prefixes, "suffixes": suffixes, "encoder_texts": encoder_texts}
+        for name, given in contexts.items():
+            contexts[name] = None if given is None else as_texts(name, given)
+            if given is not None and len(contexts[name]) != len(rows):
+                raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
+        if variant == "within_word_l2r" and not tokenizer.is_fast:
+            raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
+        encoded = encode_texts(
+            tokenizer, rows, contexts["prefixes"], contexts["suffixes"], separator,
+            set(self.config.special_token_ids or []), self.config.mask_token_id, max_length(self.mlm),
+        )  # fmt: skip
+        encoder_ids = contexts["encoder_texts"] and [tokenizer(text)["input_ids"] for text in contexts["encoder_texts"]]
+        terms = self._term_lists(encoded, encoder_ids, variant, stride, token_budget)
+        return self._score_output(encoded, terms, tokenizer, variant)
+
+    @torch.no_grad()
+    def score_ids(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        free_mask: Tensor | None = None,
+        *,
+        encoder_input_ids: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        words: Tensor | None = None,
+        variant: str | None = None,
+        stride: int = 8,
+        token_budget: int | None = None,
+    ) -> Tensor:
+        """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
+
+        Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
+        """
+        variant = self._checked_variant(variant, stride)
+        self._require_mask_token()
+        if variant == "within_word_l2r" and (words is None or tuple(words.shape) != tuple(input_ids.shape)):
+            raise ValueError("words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape")
+        sequences, scored = check_inputs(
+            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
+        )
+        words = None if words is None else words.to(sequences.ids.device)
+        runner = self._row_runner(token_budget)
+        was_training = self.training
+        self.eval()
+        try:
+            return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
+        finally:
+            self.train(was_training)
+
+    def rerank(
+        self,
+        candidates: Sequence[Sequence[str]],
+        tokenizer,
+        *,
+        base_scores: Sequence[Sequence[float]] | None = None,
+        weight: float = 1.0,
+        length_normalization: float = 0.0,
+        **score_arguments,
+    ) -> RerankOutput:
+        """Reranks n-best lists by `base_score - weight * energy / num_tokens ** length_normalization`.
+
+        Args:
+            candidates: n-best lists of texts, possibly of different lengths, none empty.
+            base_scores: scores of another model for each candidate, higher is better (log probabilities, say); 0 if
+                not given.
+            weight: of the energy.
+            length_normalization: 0 compares energies, 1 energies per token.
+            score_arguments: as for `score`.
+
+        Raises:
+            ValueError: for an empty list, or base scores of other sizes than the lists.
+        """
+        lists = [list(texts) for texts in candidates]
+        for row, texts in enumerate(lists):
+            if not texts:
+                raise ValueError(f"candidates: list {row} is empty")
+            if base_scores is not None and len(base_scores[row]) != len(texts):
+                raise ValueError(f"base_scores: list {row} has {len(base_scores[row])} scores for {len(texts)} candidates")
+        if base_scores is not None and len(base_scores) != len(lists):
+            raise ValueError(f"base_scores has {len(base_scores)} lists, candidates has {len(lists)}")
+        scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
+        normalized = scored.energy / scored.num_tokens.clamp(min=1).double() ** length_normalization
+        sizes = [len(texts) for texts in lists]
+        energies = [part.tolist() for part in scored.energy.split(sizes)]
+        base = base_scores or [[0.0] * size for size in sizes]
+        scores = [
+            [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
+            for own, part in zip(base, normalized.split(sizes), strict=True)
+        ]
+        order = [sorted(range(len(own)), key=lambda i, own=own: -own[i]) for own in scores]
+        return RerankOutput(torch.tensor([o[0] for o in order]), order, scores, energies)
+
+    def _checked_variant(self, variant: str | None, stride: int) -> str:
+        variant = self.config.variant if variant is None else variant
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, got {variant!r}")
+        if not isinstance(stride, int) or stride < 1:
+            raise ValueError(f"stride must be a whole number from 1 up, got {stride!r}")
+        return variant
+
+    def _term_lists(
+        self, encoded: list[EncodedText], encoder_ids: list[list[int]] | None, variant: str, stride: int, token_budget
+    ) -> list[list[float]]:
+        """Energy terms of the scored tokens of each text."""
+        terms: list[list[float]] = [[] for _ in encoded]
+        by_length = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
+        rows = [row for row in by_length if any(encoded[row].scored)]
+        pools = range(0, len(rows), _TEXTS_PER_POOL)
+        for first in logging.tqdm(pools, desc="Scoring", unit="pool", delay=2, leave=False):
+            pool = rows[first : first + _TEXTS_PER_POOL]
+            ids, attention_mask = _padded([encoded[row].ids for row in pool], 0)
+            context = _padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
+            try:
+                values = self.score_ids(
+                    ids,
+                    attention_mask,
+                    _padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
+                    encoder_input_ids=context[0],
+                    encoder_attention_mask=context[1],
+                    words=_padded([encoded[row].words for row in pool], -1)[0],
+                    variant=variant,
+                    stride=stride,
+                    token_budget=token_budget,
+                )
+            except ValueError as error:
+                raise ValueError(f"texts: in the rows {pool} (row n of the message is the n-th of these): {error}") from error
+            for row, own in zip(pool, values.double().tolist(), strict=True):
+                terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
+        return terms
+
+    def _score_output(self, encoded: list[EncodedText], terms: list[list[float]], tokenizer, variant: str) -> ScoreOutput:
+        positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
+        energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
+        num_tokens = torch.tensor([len(own) for own in terms], dtype=torch.long)
+        words = word_energies = None
+        if tokenizer.is_fast:
+            pieces = [text.word_pieces() for text in encoded]
+            values = [dict(zip(where, own, strict=True)) for where, own in zip(positions, terms, strict=True)]
+            words = [[text.word_text(word) for word in own] for text, own in zip(encoded, pieces, strict=True)]
+            word_energies = [
+                [sum(own[i] for i in word) for word in parts] for own, parts in zip(values, pieces, strict=True)
+            ]
+        return ScoreOutput(
+            energy=energy,
+            num_tokens=num_tokens,
+            tokens=[
+                tokenizer.convert_ids_to_tokens([text.ids[i] for i in where])
+                for text, where in zip(encoded, positions, strict=True)
+            ],
+            token_energies=terms,
+            words=words,
+            word_energies=word_energies,
+            pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
+            variant=variant,
+        )
+
+
+def _padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Rows (B, T) padded on the right with `filler`, and their attention mask."""
+    longest = max(map(len, rows))
+    padded = torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return padded, mask

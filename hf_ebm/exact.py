@@ -1,0 +1,85 @@
+"""Exact quantities of energies over enumerable spaces: the oracle that samplers and trainers are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DEFAULT_LIMIT = 2_000_000
+
+
+@dataclass(frozen=True)
+class ExactDistribution:
+    """`p(y) ∝ exp(-E(y)/τ)` over all sequences of given length and tokens.
+
+    Attributes:
+        sequences: (K, T) every sequence, in lexicographic order of `tokens`.
+        energy: (K,) energies in nats, float64.
+        log_partition: log Z, scalar float64.
+        log_probabilities: (K,) float64.
+        tokens: (V,) the tokens a position may hold.
+    """
+
+    sequences: Tensor
+    energy: Tensor
+    log_partition: Tensor
+    log_probabilities: Tensor
+    tokens: Tensor
+
+    def marginals(self) -> Tensor:
+        """(T, V) probability of each of `tokens` at each position, float64."""
+        holds = self.sequences[..., None] == self.tokens
+        return torch.einsum("k,ktv->tv", self.log_probabilities.exp(), holds.double())
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """(count, T) independent draws."""
+        index = torch.multinomial(self.log_probabilities.exp(), count, replacement=True, generator=generator)
+        return self.sequences[index]
+
+    def index(self, sequences: Tensor) -> Tensor:
+        """(N,) number of each of `sequences` (N, T). Raises `ValueError` for a token that is not in the space."""
+        place = torch.searchsorted(self.tokens, sequences.contiguous())
+        place = place.clamp(max=len(self.tokens) - 1)
+        if not torch.equal(self.tokens[place], sequences):
+            raise ValueError("sequences: some hold tokens outside the space")
+        base = len(self.tokens) ** torch.arange(sequences.shape[1] - 1, -1, -1)
+        return (place * base).sum(1)
+
+    def total_variation(self, sequences: Tensor) -> float:
+        """Total-variation distance between the empirical distribution of `sequences` (N, T) and this one."""
+        counts = torch.bincount(self.index(sequences), minlength=len(self.sequences))
+        return float((counts / len(sequences) - self.log_probabilities.exp()).abs().sum() / 2)
+
+
+def enumerate_distribution(
+    energy: Callable[[Tensor], Tensor],
+    tokens: Sequence[int],
+    length: int,
+    temperature: float = 1.0,
+    chunk_size: int = 65_536,
+    limit: int = DEFAULT_LIMIT,
+    device: torch.device | str = "cpu",
+) -> ExactDistribution:
+    """Evaluates an energy on every sequence of `length` positions over `tokens`.
+
+    Args:
+        energy: token ids (n, T) on `device` → energies (n,) in nats.
+        tokens: the different tokens a position may hold.
+        chunk_size: sequences per call of `energy`.
+        limit: the largest number of sequences that is enumerated.
+
+    Raises:
+        ValueError: if there are more than `limit` sequences, saying how many.
+    """
+    values = torch.tensor(sorted(set(tokens)))
+    count = len(values) ** length
+    if count > limit:
+        raise ValueError(f"{len(values)} tokens at {length} positions are {count} sequences, above the limit of {limit}")
+    base = len(values) ** torch.arange(length - 1, -1, -1)
+    sequences = values[torch.arange(count)[:, None] // base % len(values)]
+    energies = torch.cat([energy(part.to(device)).detach().double().cpu() for part in sequences.split(chunk_size)])
+    log_partition = (-energies / temperature).logsumexp(0)
+    return ExactDistribution(sequences, energies, log_partition, -energies / temperature - log_partition, values)

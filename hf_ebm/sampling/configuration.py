@@ -1,0 +1,188 @@
+"""`ChainGenerationConfig`: every setting of a chain, saved with the model as generation_config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig
+
+KERNELS = ("metropolis_hastings", "gibbs", "mask_predict")
+WARM_STARTS = ("sample", "greedy", "mask_predict")
+
+_DEFAULTS: dict[str, Any] = {
+    "kernel": "metropolis_hastings",
+    "lengths": None,
+    "num_chains": 1,
+    "num_epochs": 10,
+    "burn_in": 0,
+    "thinning": 1,
+    "seed": None,
+    "block_size": 1,
+    "final_block_size": None,
+    "block_fill": "parallel",
+    "block_layout": "scattered",
+    "order": "random",
+    "energy_temperature": 1.0,
+    "energy_temperature_decay": 0.0,
+    "min_energy_temperature": 0.05,
+    "proposal_temperature": 1.0,
+    "proposal_top_k": None,
+    "proposal_top_p": None,
+    "proposal_epsilon": 0.01,
+    "exclude_current": False,
+    "delayed_acceptance": None,
+    "warm_start": "sample",
+    "accept_all_epochs": 0,
+    "suppress_tokens": None,
+}
+
+
+class ChainGenerationConfig(GenerationConfig):
+    """Settings of `EnergyModel.generate`. A field left `None` takes the model's setting, else the default given here.
+
+    Args:
+        kernel (`str`, default `"metropolis_hastings"`): `"metropolis_hastings"` samples the stated target; `"gibbs"`
+            accepts every proposal and samples no stated target (Wang & Cho 2019); `"mask_predict"` is the deterministic
+            iterative decoder of Ghazvininejad et al. (2019), with `num_epochs` iterations.
+        lengths (`int`, `list[int]` or `dict[int, float]`): number of free tokens when no input is given. A list makes
+            one prompt of each length; a dict gives the probabilities from which every chain draws its length.
+        num_chains (`int`, default 1): chains per prompt.
+        num_epochs (`int`, default 10): epochs; one epoch visits every free position once.
+        burn_in (`int`, default 0): epochs before the first sample is kept.
+        thinning (`int`, default 1): every how many epochs a sample is kept.
+        seed (`int`): seed of the chains' own random streams; drawn from torch's generator if `None`.
+        block_size (`int` or `list[int]`, default 1): positions updated together; a list is cycled through by epoch.
+        final_block_size (`int`): the block size goes linearly from `block_size` to this over the epochs. Sizes of such
+            a schedule are clamped to a chain's number of free positions; other sizes above it are an error.
+        block_fill (`str`, default `"parallel"`): `"parallel"` draws a block from one row; `"sequential"` draws one
+            position at a time, given those already drawn.
+        block_layout (`str`, default `"scattered"`): `"scattered"` or `"contiguous"` blocks.
+        order (`str`, default `"random"`): `"random"` or `"sequential"` (left to right) visits.
+        energy_temperature (`float`, default 1.0): τ of the target exp(-E/τ) in the first epoch.
+        energy_temperature_decay (`float`, default 0.0): how much τ decreases an epoch.
+        min_energy_temperature (`float`, default 0.05): below which it doesn't fall.
+        proposal_temperature (`float`, default 1.0), proposal_top_k (`int`), proposal_top_p (`float`): warps of the
+            proposal; they change how the chain moves, not what it samples.
+        proposal_epsilon (`float`, default 0.01): weight of the unwarped proposal mixed into a warped one.
+        exclude_current (`bool`, default `False`): never propose the token that is there.
+        delayed_acceptance (`int`): decide first on the energy terms within this many positions of the block.
+        warm_start (`str`, default `"sample"`): how masks are filled before the first epoch: `"sample"` draws them one at
+            a time in random order, `"greedy"` takes the most probable tokens in one pass, `"mask_predict"` iterates.
+        accept_all_epochs (`int`, default 0): for that many epochs every proposal is accepted; an initialiser, to be
+            counted in `burn_in`.
+        suppress_tokens (`list[int]`): further ids that are never proposed.
+
+    Raises:
+        ValueError: for unknown fields and for values that are out of range or contradict each other.
+    """
+
+    def __init__(self, **kwargs):
+        # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.
+        for name in _DEFAULTS:
+            setattr(self, name, kwargs.pop(name, None))
+        self._commit_hash = kwargs.pop("_commit_hash", None)
+        self._from_model_config = kwargs.pop("_from_model_config", None)
+        self.transformers_version = kwargs.pop("transformers_version", None)
+        if kwargs:
+            raise ValueError(f"unknown generation settings: {', '.join(sorted(kwargs))}; known: {', '.join(_DEFAULTS)}")
+        if isinstance(self.lengths, dict):  # JSON turns the keys into strings
+            self.lengths = {int(length): float(weight) for length, weight in self.lengths.items()}
+        self.validate()
+
+    @staticmethod
+    def _get_default_generation_params() -> dict[str, Any]:
+        return dict(_DEFAULTS)
+
+    @classmethod
+    def from_model_config(cls, model_config):
+        """Model configurations hold no chain settings; Transformers expects this error."""
+        raise NotImplementedError
+
+    def resolved(self, base: ChainGenerationConfig, overrides: dict[str, Any]) -> ChainGenerationConfig:
+        """A complete copy: `overrides` over these settings over `base` over the defaults.
+
+        Raises:
+            ValueError: for unknown overrides and contradictions.
+        """
+        layers = (_DEFAULTS, base.settings(), self.settings(), {k: v for k, v in overrides.items() if v is not None})
+        merged = {name: value for layer in layers for name, value in layer.items()}
+        return type(self)(**merged)
+
+    def settings(self) -> dict[str, Any]:
+        """The chain settings that are set."""
+        return {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) is not None}
+
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """Raises `ValueError` for values out of range and for contradictory ones."""
+        self._check_choice("kernel", KERNELS)
+        self._check_choice("block_fill", ("parallel", "sequential"))
+        self._check_choice("block_layout", ("scattered", "contiguous"))
+        self._check_choice("order", ("random", "sequential"))
+        self._check_choice("warm_start", WARM_STARTS)
+        for name in ("num_chains", "num_epochs", "thinning", "final_block_size", "proposal_top_k"):
+            self._check_whole(name, 1)
+        for name in ("burn_in", "seed", "delayed_acceptance", "accept_all_epochs"):
+            self._check_whole(name, 0)
+        for name in ("energy_temperature", "min_energy_temperature", "proposal_temperature"):
+            self._check_number(name, lambda v: 0 < v < float("inf"), "a number above 0")
+        self._check_number("energy_temperature_decay", lambda v: 0 <= v < float("inf"), "a number from 0 up")
+        self._check_number("proposal_top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
+        self._check_number("proposal_epsilon", lambda v: 0 <= v < 1, "a number from 0 up and below 1")
+        self._check_lists()
+        self._check_combinations()
+
+    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and not (_is_whole(value) and value >= least):
+            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
+
+    def _check_number(self, name: str, allowed, description: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not allowed(value):
+            raise ValueError(f"{name} must be {description}, got {value!r}")
+
+    def _check_lists(self) -> None:
+        sizes = self.block_size if isinstance(self.block_size, list) else [self.block_size]
+        if self.block_size is not None and not (sizes and all(_is_whole(b) and b >= 1 for b in sizes)):
+            raise ValueError(f"block_size must be a whole number from 1 up or a list of such, got {self.block_size!r}")
+        lengths = self.lengths if isinstance(self.lengths, (list, dict)) else [self.lengths]
+        if self.lengths is not None and not (lengths and all(_is_whole(n) and n >= 1 for n in lengths)):
+            raise ValueError(f"lengths must be whole numbers from 1 up, got {self.lengths!r}")
+        if isinstance(self.lengths, dict):
+            weights = list(self.lengths.values())
+            if not all(0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
+                raise ValueError(f"lengths: the weights must be from 0 up and not all 0, got {self.lengths!r}")
+        tokens = self.suppress_tokens
+        if tokens is not None and not (isinstance(tokens, list) and all(_is_whole(i) and i >= 0 for i in tokens)):
+            raise ValueError(f"suppress_tokens must be a list of token ids, got {tokens!r}")
+        if self.exclude_current not in (None, True, False):
+            raise ValueError(f"exclude_current must be True or False, got {self.exclude_current!r}")
+
+    def _check_combinations(self) -> None:
+        epochs = self.num_epochs
+        if epochs is not None and (self.burn_in or 0) >= epochs:
+            raise ValueError(f"burn_in ({self.burn_in}) must be below num_epochs ({epochs}), else no sample is kept")
+        if epochs is not None and (self.accept_all_epochs or 0) > epochs:
+            raise ValueError(f"accept_all_epochs ({self.accept_all_epochs}) must not exceed num_epochs ({epochs})")
+        if isinstance(self.block_size, list) and self.final_block_size is not None:
+            raise ValueError("block_size is a list, which is cycled through; final_block_size contradicts it")
+        if self.kernel not in (None, "metropolis_hastings"):
+            for name in ("delayed_acceptance", "exclude_current", "accept_all_epochs"):
+                if getattr(self, name) not in (None, False, 0) or (name == "delayed_acceptance" and self.delayed_acceptance == 0):
+                    raise ValueError(f"{name} belongs to kernel 'metropolis_hastings' and contradicts {self.kernel!r}")
+        if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.kernel in (None, "metropolis_hastings"):
+            raise ValueError(
+                "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
+                "raise proposal_top_k or proposal_epsilon"
+            )
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,70 @@
+"""What `generate` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers.utils import ModelOutput
+
+from hf_ebm.sampling.run import ChainRun, Trace
+
+
+@dataclass
+class ChainGenerationOutput(ModelOutput):
+    """Chains and what is known about them. C chains: those of the first prompt, then those of the second, …
+
+    Args:
+        sequences: (C, T) tokens after the last epoch, padded on the right with the pad token.
+        attention_mask: (C, T), 0 at padding.
+        samples: (C, kept, T) tokens kept after burn-in and thinning.
+        energies: (C, kept) their energies in nats, extra energies included (float64).
+        trace: per chain and epoch, see `Trace`.
+        kept_epochs: numbers of the epochs the samples were kept after.
+        prompt_indices, chain_indices: (C,) prompt of each chain and its number among that prompt's chains.
+        mean_log_probabilities: (C,) with `kernel="mask_predict"`, mean log probability of the filled tokens.
+        num_masked_rows: masked rows run through the masked language model.
+        seed: the seed used.
+        run: the run itself; `run.save(folder)` writes a state that `generate(resume_from=folder)` goes on from.
+    """
+
+    sequences: torch.LongTensor | None = None
+    attention_mask: torch.LongTensor | None = None
+    samples: torch.LongTensor | None = None
+    energies: torch.DoubleTensor | None = None
+    trace: Trace | None = None
+    kept_epochs: tuple[int, ...] | None = None
+    prompt_indices: torch.LongTensor | None = None
+    chain_indices: torch.LongTensor | None = None
+    mean_log_probabilities: torch.DoubleTensor | None = None
+    num_masked_rows: int | None = None
+    seed: int | None = None
+    run: ChainRun | None = None
+
+    def to_inference_data(self):
+        """The kept energies as `arviz.InferenceData`: variable `energy` with dimensions (chain, draw, prompt).
+
+        `arviz.rhat(data, method="split")` and `arviz.ess(data, method="bulk")` (or `"tail"`) then diagnose each prompt.
+
+        Raises:
+            ValueError: if prompts have different numbers of chains, or nothing was kept.
+        """
+        import arviz
+
+        prompts, counts = self.prompt_indices.unique(return_counts=True)
+        if self.energies.shape[1] == 0 or len(counts.unique()) != 1:
+            raise ValueError("to_inference_data needs kept samples and the same number of chains for every prompt")
+        kept = torch.tensor(self.kept_epochs)
+
+        def by_prompt(values: torch.Tensor):
+            chains = [values[self.prompt_indices == prompt] for prompt in prompts]
+            return torch.stack(chains, -1).numpy()  # (chain, draw, prompt)
+
+        stats = {name: by_prompt(getattr(self.trace, name)[:, kept]) for name in ("acceptance_rate", "novel_rate")}
+        names = ("energy", *stats)
+        return arviz.from_dict(
+            posterior={"energy": by_prompt(self.energies)},
+            sample_stats=stats,
+            coords={"prompt": prompts.tolist()},
+            dims={name: ["prompt"] for name in names},
+        )

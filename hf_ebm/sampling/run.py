@@ -1,0 +1,151 @@
+"""A run of chains: what it keeps, and how it is saved so that it can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hf_ebm.sampling.target import ChainState
+
+STATE_FORMAT = 1
+
+
+class Trace(NamedTuple):
+    """Per chain and epoch, each (C, epochs).
+
+    Attributes:
+        energy: energy in nats after the epoch (float64).
+        acceptance_rate: share of the epoch's proposals that were accepted, no-ops included.
+        novel_rate: share of them that were accepted and different from the state before.
+        tokens_changed: tokens changed by accepted proposals, summed over the epoch.
+        block_size: block size.
+        temperature: target temperature.
+    """
+
+    energy: Tensor
+    acceptance_rate: Tensor
+    novel_rate: Tensor
+    tokens_changed: Tensor
+    block_size: Tensor
+    temperature: Tensor
+
+    @classmethod
+    def empty(cls, chains: int, epochs: int) -> Trace:
+        """Room for `epochs` epochs, all NaN, on the CPU."""
+        return cls(*(torch.full((chains, epochs), torch.nan, dtype=torch.float64) for _ in cls._fields))
+
+    def first(self, epochs: int) -> Trace:
+        """The trace of the first `epochs` epochs."""
+        return Trace(*(values[:, :epochs] for values in self))
+
+
+@dataclass
+class ChainRun:
+    """Everything a run has computed so far; its arrays are on the CPU but for the state.
+
+    Attributes:
+        state: current state of all chains.
+        epoch: epochs done.
+        kept: samples kept so far.
+        trace: what happened, (C, epochs done or more); what lies beyond is room for epochs to come.
+        samples: (C, kept or more, T) tokens kept.
+        sample_energies: (C, kept or more) their energies.
+        num_masked_rows: masked rows run.
+        recipe: what the run is of: settings, seed, chain keys; a state only continues the same recipe.
+        start, stop, free: the sequences' bounds (C,) and free positions (C, T).
+    """
+
+    state: ChainState
+    epoch: int
+    kept: int
+    trace: Trace
+    samples: Tensor
+    sample_energies: Tensor
+    num_masked_rows: int
+    recipe: dict
+    start: Tensor
+    stop: Tensor
+    free: Tensor
+
+    @classmethod
+    def begin(cls, state: ChainState, recipe: dict, start: Tensor, stop: Tensor, free: Tensor) -> ChainRun:
+        """A run that has done nothing yet."""
+        chains, length = state.ids.shape
+        samples = torch.empty(chains, 0, length, dtype=torch.long)
+        energies = torch.empty(chains, 0, dtype=torch.float64)
+        return cls(state, 0, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, start, stop, free)
+
+    def make_room(self, epochs: int, samples: int) -> None:
+        """Makes room for so many epochs and kept samples in all."""
+        chains, _, length = self.samples.shape
+        more_samples, more_epochs = samples - self.samples.shape[1], epochs - self.trace.energy.shape[1]
+        if more_epochs > 0:
+            room = Trace.empty(chains, more_epochs)
+            self.trace = Trace(*(torch.cat(pair, 1) for pair in zip(self.trace, room, strict=True)))
+        if more_samples > 0:
+            self.samples = torch.cat([self.samples, self.samples.new_zeros(chains, more_samples, length)], 1)
+            room = self.sample_energies.new_full((chains, more_samples), torch.nan)
+            self.sample_energies = torch.cat([self.sample_energies, room], 1)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the run to folder `path`, atomically: a kill at any time leaves the last complete state."""
+        folder = Path(path)
+        tensors = {f"trace.{name}": value for name, value in self.trace.first(self.epoch)._asdict().items()}
+        tensors |= {f"state.{name}": value for name, value in self.state._asdict().items()}
+        tensors |= {name: getattr(self, name) for name in ("start", "stop", "free")}
+        tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
+        blob = save({name: value.cpu().contiguous() for name, value in tensors.items()})
+        digest = hashlib.sha256(blob).hexdigest()
+        # The tensors get a name of their own; the JSON that names them is put in place last.
+        tensor_file = f"chains-{digest[:16]}.safetensors"
+        header = {"format": STATE_FORMAT, "epoch": self.epoch, "kept": self.kept, "num_masked_rows": self.num_masked_rows}
+        header |= {"recipe": self.recipe, "tensors": tensor_file, "sha256": digest}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_atomically(folder / tensor_file, blob)
+            _write_atomically(folder / "state.json", json.dumps(header, indent=2).encode())
+            for old in folder.glob("chains-*.safetensors"):
+                if old.name != tensor_file:
+                    old.unlink()
+        except OSError as error:
+            raise ValueError(f"save_state_to: cannot write the chains' state to {folder}: {error}") from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> ChainRun:
+        """Reads a run that `save` wrote. Raises `ValueError` for a missing, unreadable or half-written state."""
+        folder = Path(path)
+        try:
+            header = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            blob = (folder / header["tensors"]).read_bytes()
+            if header["format"] != STATE_FORMAT:
+                raise ValueError(f"format {header['format']}, this version reads {STATE_FORMAT}")
+            if hashlib.sha256(blob).hexdigest() != header["sha256"]:
+                raise ValueError(f"{header['tensors']} is not what was written")
+            tensors = load(blob)
+            parts = {
+                "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
+                "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
+            }
+            parts |= {f.name: header[f.name] for f in fields(cls) if f.name in header}
+            parts |= {f.name: tensors[f.name] for f in fields(cls) if f.name in tensors}
+            return cls(**parts)
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise ValueError(f"resume_from: {folder} holds no complete state of chains: {error!r}") from error
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

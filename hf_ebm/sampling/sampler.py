@@ -1,0 +1,120 @@
+"""The loop over epochs and blocks: schedules, streams and kernels put together. Owns no mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from hf_ebm.sampling.blocks import chain_blocks, stack_blocks
+from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
+from hf_ebm.sampling.proposals import Warp
+from hf_ebm.sampling.run import ChainRun
+from hf_ebm.sampling.schedules import block_size_at, temperature_at
+from hf_ebm.sampling.streams import EPOCH, chain_generator
+from hf_ebm.sampling.target import Target
+
+logger = logging.get_logger(__name__)
+
+
+class ChainKey(NamedTuple):
+    """Names a chain, and with the seed its random streams: number of the prompt, number of the chain."""
+
+    prompt: int
+    chain: int
+
+
+def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
+    """How many samples a run of so many epochs keeps."""
+    return max(0, -(-(epochs - burn_in) // thinning))
+
+
+def run_epoch(
+    run: ChainRun,
+    config: ChainGenerationConfig,
+    keys: list[ChainKey],
+    target: Target,
+    warp: Warp,
+    on_step: Callable[[Tensor], None] | None = None,
+) -> None:
+    """Runs one epoch of all chains and records it in `run`.
+
+    Args:
+        config: complete settings (`ChainGenerationConfig.resolved`).
+        keys: one per chain.
+        on_step: called with the ids (C, T) after every step that changed some.
+    """
+    epoch, rows_before = run.epoch, target.runner.num_rows
+    size = block_size_at(epoch, config.num_epochs, config.block_size, config.final_block_size)
+    temperature = temperature_at(
+        epoch, config.energy_temperature, config.energy_temperature_decay, config.min_energy_temperature
+    )
+    always = config.kernel == "gibbs" or epoch < config.accept_all_epochs
+    state = run.state
+    accepted, novel, changed, proposed = (torch.zeros(len(keys), dtype=torch.float64) for _ in range(4))
+    for block in epoch_steps(target.free, keys, config, size, epoch):
+        if always:
+            state, info = gibbs(state, block, target, warp, config.block_fill)
+        else:
+            state, info = metropolis_hastings(
+                state, block, target, warp, config.block_fill, temperature, config.delayed_acceptance
+            )
+            _warn_if_outside(info, config)
+        accepted += info.accepted.cpu()
+        novel += (info.tokens_changed > 0).cpu()
+        changed += info.tokens_changed.cpu()
+        proposed += (block.size > 0).cpu()
+        if on_step is not None and bool(info.tokens_changed.any()):
+            on_step(state.ids)
+    run.state = target.state(state.ids) if always else state
+    record = (run.state.energy.cpu(), accepted / proposed, novel / proposed, changed, size, temperature)
+    for values, value in zip(run.trace, record, strict=True):
+        values[:, epoch] = torch.as_tensor(value, dtype=torch.float64)
+    if epoch >= config.burn_in and (epoch - config.burn_in) % config.thinning == 0:
+        run.samples[:, run.kept] = run.state.ids.cpu()
+        run.sample_energies[:, run.kept] = run.state.energy.cpu()
+        run.kept += 1
+    run.epoch += 1
+    run.num_masked_rows += target.runner.num_rows - rows_before
+
+
+def epoch_steps(
+    free: Tensor, keys: list[ChainKey], config: ChainGenerationConfig, size: int, epoch: int
+) -> list[StepBlock]:
+    """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
+    columns = free.cpu().numpy()
+    per_chain, fill_numbers, accept_numbers = [], [], []
+    for row, key in zip(columns, keys, strict=True):
+        positions = row.nonzero()[0]
+        draws = chain_generator(config.seed, *key, EPOCH, epoch).random(5 * len(positions) + 1)
+        table = draws[:-1].reshape(5, len(positions))
+        block_size = min(size, len(positions))
+        per_chain.append(
+            chain_blocks(positions, block_size, config.block_layout, config.order, table[:2], float(draws[-1]))
+        )
+        fill_numbers.append(table[2])
+        accept_numbers.append(table[3:].T)
+    blocks = stack_blocks(per_chain, free.device)
+    steps, chains, width = blocks.positions.shape
+    fill, accept = np.zeros((steps, chains, width)), np.zeros((steps, chains, 2))
+    for chain, own in enumerate(per_chain):
+        used = 0
+        for step, block in enumerate(own):
+            fill[step, chain, : len(block)] = fill_numbers[chain][used : used + len(block)]
+            accept[step, chain] = accept_numbers[chain][step]
+            used += len(block)
+    fill, accept = torch.from_numpy(fill).to(free.device), torch.from_numpy(accept).to(free.device)
+    return [StepBlock(blocks.positions[s], blocks.size[s], fill[s], accept[s]) for s in range(steps)]
+
+
+def _warn_if_outside(info: StepInfo, config: ChainGenerationConfig) -> None:
+    if config.proposal_epsilon == 0 and bool(info.outside_support.any()):
+        logger.warning_once(
+            "A chain holds a token that its truncated proposal cannot propose, so it cannot move there. Raise "
+            "proposal_epsilon above 0 to let it."
+        )

@@ -1,0 +1,114 @@
+"""The distribution a chain is after: `exp(-E/τ)` over the free positions, within the supported tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_ebm.scoring.energies import energy_terms
+from hf_ebm.scoring.rows import EncoderContext, RowRunner, Sequences
+
+# A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
+ExtraEnergy = tuple[float, Callable[[Tensor], Tensor]]
+
+
+class ChainState(NamedTuple):
+    """State of C chains.
+
+    Attributes:
+        ids: (C, T) token ids.
+        token_energies: (C, T) the model's energy terms at the free positions, 0 elsewhere.
+        extra_energy: (C,) weighted sum of the extra energies, float64.
+    """
+
+    ids: Tensor
+    token_energies: Tensor
+    extra_energy: Tensor
+
+    @property
+    def energy(self) -> Tensor:
+        """(C,) energy in nats, float64. Always summed anew from its terms, so that no rounding builds up."""
+        return self.token_energies.double().sum(1) + self.extra_energy
+
+
+@dataclass
+class Target:
+    """Energy of the sequences of C chains.
+
+    Args:
+        runner: runs masked rows through the masked language model.
+        energy: `"raw"` or `"local"`.
+        free: (C, T) bool, the free positions.
+        start, stop: (C,) bounds of each sequence, on the CPU.
+        support: (V,) bool, the tokens a free position may hold.
+        context: encoder states per chain, for encoder-decoder models.
+        extra: further energies. A hard constraint returns infinity where it is violated.
+    """
+
+    runner: RowRunner
+    energy: str
+    free: Tensor
+    start: Tensor
+    stop: Tensor
+    support: Tensor
+    context: EncoderContext | None = None
+    extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
+
+    def sequences(self, ids: Tensor, chains: Tensor) -> Sequences:
+        """`ids` (N, T) as sequences, `ids[n]` being a state of chain `chains[n]`."""
+        on_cpu = chains.cpu()
+        context = self.context
+        if context is not None:
+            context = EncoderContext(context.states[chains], context.lengths[on_cpu])
+        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context)
+
+    def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
+        """Energy terms (N, T) of `ids` at the `wanted` (N, T) positions, 0 elsewhere. One masked row per term."""
+        source, position = wanted.nonzero(as_tuple=True)
+        result = torch.zeros(ids.shape, device=ids.device)
+        if len(source):
+            terms = energy_terms(self.runner, self.sequences(ids, chains), source, position, self.energy)
+            result = result.to(terms.dtype).index_put((source, position), terms)
+        return result
+
+    def extra_energy(self, ids: Tensor) -> Tensor:
+        """(N,) weighted sum of the extra energies, float64. Raises `ValueError` for NaN or minus infinity."""
+        total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+        for number, (weight, function) in enumerate(self.extra):
+            value = torch.as_tensor(function(ids), device=ids.device).double()
+            if tuple(value.shape) != (len(ids),):
+                raise ValueError(f"extra energy {number} returned shape {tuple(value.shape)}, expected ({len(ids)},)")
+            total = total + weight * value
+            if bool((total.isnan() | (total == -torch.inf)).any()):
+                raise ValueError(f"extra energy {number} returned NaN or minus infinity")
+        return total
+
+    def unknown_state(self, ids: Tensor) -> ChainState:
+        """A state at `ids` (C, T) whose energies are not evaluated yet (NaN)."""
+        terms = torch.full(ids.shape, torch.nan, device=ids.device)
+        return ChainState(ids, terms, torch.full((len(ids),), torch.nan, dtype=torch.float64, device=ids.device))
+
+    def state(self, ids: Tensor) -> ChainState:
+        """The state of all chains at `ids` (C, T), every term evaluated."""
+        chains = torch.arange(len(ids), device=ids.device)
+        return ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
+
+
+class TextEnergy:
+    """Adaptor: a function of texts as an extra energy, for classifiers with a tokenizer of their own.
+
+    Args:
+        function: list of n texts → n energies in nats.
+        tokenizer: decodes the sampler's ids; special tokens are left out of the text.
+    """
+
+    def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer):
+        self.function, self.tokenizer = function, tokenizer
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return torch.as_tensor(self.function(texts), dtype=torch.float64)

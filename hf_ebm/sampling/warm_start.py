@@ -1,0 +1,79 @@
+"""Filling masks: where chains start, and the mask-predict decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_ebm.sampling.proposals import Warp, propose
+from hf_ebm.sampling.target import Target
+from hf_ebm.scoring.rows import MaskedRows
+
+
+def sample_masks(ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, warp: Warp) -> Tensor:
+    """Draws the tokens of `masked` (C, T) one at a time in random order, given those already there.
+
+    Different chains start from different places, which R-hat needs to mean anything.
+    """
+    orders, uniforms = [], []
+    for chain, generator in enumerate(generators):
+        positions = masked[chain].nonzero()[:, 0].cpu().numpy()
+        draws = generator.random((2, len(positions)))
+        orders.append(positions[np.argsort(draws[0], kind="stable")])
+        uniforms.append(draws[1])
+    for step in range(max(map(len, orders))):
+        active = [chain for chain, order in enumerate(orders) if len(order) > step]
+        chains = torch.tensor(active, device=ids.device)
+        position = torch.tensor([orders[c][step] for c in active], device=ids.device)[:, None]
+        uniform = torch.tensor([uniforms[c][step] for c in active], dtype=torch.float64, device=ids.device)[:, None]
+        size = torch.ones_like(chains)
+        # The positions still to be filled hold the mask token in `ids` itself.
+        drawn = propose(ids[chains], chains, position, size, uniform, "parallel", target, warp)
+        ids = ids.index_put((chains,), drawn.ids)
+    return ids
+
+
+def mask_predict(ids: Tensor, masked: Tensor, iterations: int, target: Target) -> tuple[Tensor, Tensor]:
+    """Mask-predict (Ghazvininejad et al. 2019): fills masks by argmax, re-masking the least confident ones.
+
+    Iteration t of N masks the `n (N - t) / N` least confident of the n positions (all of them at t = 0) and predicts
+    them anew. One iteration is a greedy fill in one pass.
+
+    Args:
+        masked: (C, T) bool, the positions to fill.
+
+    Returns:
+        `(ids (C, T), mean log probability (C,) of the filled tokens)`, 0 where a chain has nothing to fill.
+    """
+    confidence = torch.where(masked, -torch.inf, torch.inf).double()
+    count = masked.sum(1)
+    for iteration in range(iterations):
+        number = (count * (iterations - iteration)) // iterations
+        rank = confidence.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+        again = masked & (rank < number[:, None])
+        chains = again.any(1).nonzero()[:, 0]
+        if len(chains) == 0:
+            break
+        positions, tokens, log_probabilities = _most_probable(ids, again, chains, target)
+        rows = chains[:, None].expand_as(positions)
+        ids = ids.index_put((rows, positions), tokens)
+        confidence = confidence.index_put((rows, positions), log_probabilities)
+    return ids, (confidence.masked_fill(~masked, 0.0)).sum(1) / count.clamp(min=1)
+
+
+def _most_probable(ids: Tensor, again: Tensor, chains: Tensor, target: Target) -> tuple[Tensor, Tensor, Tensor]:
+    """Argmax tokens at the positions of `again` (C, T), masked together: positions, tokens, log probabilities."""
+    wanted = again[chains]
+    order = torch.sort((~wanted).long(), dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
+    positions = torch.where(wanted.gather(1, order), order, order[:, :1])  # shorter rows repeat their first position
+
+    def reduce(logits: Tensor, n: Tensor, row_ids: Tensor) -> Tensor:
+        best = logits.masked_fill(~target.support, -torch.inf).log_softmax(-1).max(-1)
+        return torch.stack([best.indices.double(), best.values.double()], -1)
+
+    everyone = torch.arange(len(chains), device=ids.device)
+    found = target.runner(target.sequences(ids[chains], chains), MaskedRows(everyone, positions, positions), reduce)
+    # Repeats must agree with what they repeat: rounding could differ between two reads of one position.
+    source = torch.where(wanted.gather(1, order), torch.arange(order.shape[1], device=ids.device), 0)
+    return positions, found[..., 0].gather(1, source).long(), found[..., 1].gather(1, source)

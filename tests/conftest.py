@@ -1,0 +1,59 @@
+"""Shared by all tests: no network, one thread, tiny random models."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from hf_ebm import EnergyModel
+
+torch.set_num_threads(1)
+
+
+def tiny_mlm(vocab_size: int = 9, seed: int = 0, scale: float = 0.35, layers: int = 1, **overrides) -> BertForMaskedLM:
+    """A random BERT whose conditionals are far from uniform and from each other."""
+    torch.manual_seed(seed)
+    settings = dict(
+        vocab_size=vocab_size, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
+    )  # fmt: skip
+    model = BertForMaskedLM(BertConfig(**{**settings, **overrides}))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, scale)
+    return model.eval()
+
+
+# Tokens of the tiny models: 0 pad, 1 cls, 2 sep, 3 mask, 4 unk, the rest words.
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4}
+
+
+def tiny_energy_model(energy: str = "local", vocab_size: int = 9, dtype=torch.float32, **model_settings) -> EnergyModel:
+    mlm = tiny_mlm(vocab_size, **model_settings).to(dtype)
+    return EnergyModel(
+        mlm, energy=energy, mask_token_id=3, pad_token_id=0, special_token_ids=[0, 1, 2], excluded_token_ids=[4],
+        prefix_token_ids=[1], suffix_token_ids=[2],
+    )  # fmt: skip
+
+
+def plain_token_energies(model: EnergyModel, ids: torch.Tensor, scored: list[int]) -> list[float]:
+    """Energy terms of one sequence by masking one position at a time: nothing of the library but the inner model."""
+    values = []
+    for position in scored:
+        masked = ids.clone()[None]
+        masked[0, position] = model.config.mask_token_id
+        with torch.no_grad():
+            logits = model.mlm(input_ids=masked).logits[0, position].float()
+        scores = logits if model.config.energy == "raw" else logits - logits.exp().sum().log()
+        values.append(-float(scores[ids[position]]))
+    return values
+
+
+@pytest.fixture(params=["raw", "local"])
+def energy(request) -> str:
+    return request.param

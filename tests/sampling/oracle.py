@@ -1,0 +1,32 @@
+"""Exact distributions of tiny energy models, and how far a sample may be from them."""
+
+import torch
+
+from hf_ebm.exact import ExactDistribution, enumerate_distribution
+from tests.conftest import plain_token_energies
+
+
+def exact_target(model, words, length, template=None, temperature=1.0, extra=None) -> ExactDistribution:
+    """The target over the free positions, from energies computed one masked position at a time.
+
+    Args:
+        template: ids with -1 at free positions; by default cls, `length` free positions, sep.
+        extra: function of full sequences (n, T) → energies (n,) to add.
+    """
+    template = torch.tensor(template if template is not None else [1, *[-1] * length, 2])
+    free = (template == -1).nonzero()[:, 0].tolist()
+
+    def energy(words_at_free: torch.Tensor) -> torch.Tensor:
+        full = template.repeat(len(words_at_free), 1)
+        full[:, free] = words_at_free
+        total = torch.tensor([sum(plain_token_energies(model, ids, free)) for ids in full], dtype=torch.float64)
+        return total if extra is None else total + extra(full)
+
+    return enumerate_distribution(energy, words, length, temperature=temperature)
+
+
+def total_variation_limit(exact: ExactDistribution, count: int, quantile: float = 0.999) -> float:
+    """What the total variation of `count` exact draws stays below with probability `quantile` (by simulation)."""
+    generator = torch.Generator().manual_seed(1)
+    distances = [exact.total_variation(exact.sample(count, generator)) for _ in range(400)]
+    return 1.05 * float(torch.tensor(distances).quantile(quantile))
