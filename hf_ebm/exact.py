@@ -77,7 +77,9 @@ def enumerate_distribution(
     values = torch.tensor(sorted(set(tokens)))
     count = len(values) ** length
     if count > limit:
-        raise ValueError(f"{len(values)} tokens at {length} positions are {count} sequences, above the limit of {limit}")
+        raise ValueError(
+            f"{len(values)} tokens at {length} positions are {count} sequences, above the limit of {limit}"
+        )
     base = len(values) ** torch.arange(length - 1, -1, -1)
     sequences = values[torch.arange(count)[:, None] // base % len(values)]
     energies = torch.cat([energy(part.to(device)).detach().double().cpu() for part in sequences.split(chunk_size)])

@@ -9,10 +9,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
+from transformers.utils import logging
 
 from hf_ebm import EnergyModel
 
 torch.set_num_threads(1)
+logging.disable_progress_bar()
 
 
 def tiny_mlm(vocab_size: int = 9, seed: int = 0, scale: float = 0.35, layers: int = 1, **overrides) -> BertForMaskedLM:

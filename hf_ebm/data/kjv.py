@@ -44,7 +44,7 @@ def _unpack_debian_packages(cache: Path) -> tuple[str, list[str]]:
 
 
 def split_clauses(verse: str) -> list[str]:
-    """Splits one verse into clauses of `MIN_WORDS` to `MAX_WORDS` words; what is shorter joins a neighbour or is left out."""
+    """Clauses of `MIN_WORDS` to `MAX_WORDS` words of one verse; what is shorter joins a neighbour or is left out."""
     pieces: list[list[str]] = []
     for sentence in re.split(r"(?<=[.;:?!])\s+", verse):
         words = sentence.split()

@@ -66,8 +66,8 @@ class ChainGenerationConfig(GenerationConfig):
         proposal_epsilon (`float`, default 0.01): weight of the unwarped proposal mixed into a warped one.
         exclude_current (`bool`, default `False`): never propose the token that is there.
         delayed_acceptance (`int`): decide first on the energy terms within this many positions of the block.
-        warm_start (`str`, default `"sample"`): how masks are filled before the first epoch: `"sample"` draws them one at
-            a time in random order, `"greedy"` takes the most probable tokens in one pass, `"mask_predict"` iterates.
+        warm_start (`str`, default `"sample"`): how masks are filled before the first epoch: `"sample"` draws them one
+            at a time in random order, `"greedy"` takes the most probable tokens in one pass, `"mask_predict"` iterates.
         accept_all_epochs (`int`, default 0): for that many epochs every proposal is accepted; an initialiser, to be
             counted in `burn_in`.
         suppress_tokens (`list[int]`): further ids that are never proposed.
@@ -175,7 +175,9 @@ class ChainGenerationConfig(GenerationConfig):
             raise ValueError("block_size is a list, which is cycled through; final_block_size contradicts it")
         if self.kernel not in (None, "metropolis_hastings"):
             for name in ("delayed_acceptance", "exclude_current", "accept_all_epochs"):
-                if getattr(self, name) not in (None, False, 0) or (name == "delayed_acceptance" and self.delayed_acceptance == 0):
+                if getattr(self, name) not in (None, False, 0) or (
+                    name == "delayed_acceptance" and self.delayed_acceptance == 0
+                ):
                     raise ValueError(f"{name} belongs to kernel 'metropolis_hastings' and contradicts {self.kernel!r}")
         if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.kernel in (None, "metropolis_hastings"):
             raise ValueError(

@@ -105,7 +105,14 @@ class Proposed(NamedTuple):
 
 
 def propose(
-    ids: Tensor, chains: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, fill: str, target: Target, warp: Warp
+    ids: Tensor,
+    chains: Tensor,
+    positions: Tensor,
+    size: Tensor,
+    uniforms: Tensor,
+    fill: str,
+    target: Target,
+    warp: Warp,
 ) -> Proposed:
     """Proposes new tokens for one block per chain.
 

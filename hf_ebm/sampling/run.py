@@ -107,7 +107,12 @@ class ChainRun:
         digest = hashlib.sha256(blob).hexdigest()
         # The tensors get a name of their own; the JSON that names them is put in place last.
         tensor_file = f"chains-{digest[:16]}.safetensors"
-        header = {"format": STATE_FORMAT, "epoch": self.epoch, "kept": self.kept, "num_masked_rows": self.num_masked_rows}
+        header = {
+            "format": STATE_FORMAT,
+            "epoch": self.epoch,
+            "kept": self.kept,
+            "num_masked_rows": self.num_masked_rows,
+        }
         header |= {"recipe": self.recipe, "tensors": tensor_file, "sha256": digest}
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,9 @@ from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.rows import MaskedRows
 
 
-def sample_masks(ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, warp: Warp) -> Tensor:
+def sample_masks(
+    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, warp: Warp
+) -> Tensor:
     """Draws the tokens of `masked` (C, T) one at a time in random order, given those already there.
 
     Different chains start from different places, which R-hat needs to mean anything.

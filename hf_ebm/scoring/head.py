@@ -82,7 +82,9 @@ class PositionLogits:
             full = gather_positions(self.model(**few).logits, positions[:2])
             try:
                 hooked = self._hooked(few, positions[:2])
-            except Exception as error:  # whatever the model's own code raises on fewer positions, the full forward works
+            except (
+                Exception
+            ) as error:  # whatever the model's own code raises on fewer positions, the full forward works
                 logger.info(f"{type(self.model).__name__}: head at chosen positions failed with {error!r}")
                 return False
         finally:

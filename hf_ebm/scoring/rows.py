@@ -194,7 +194,8 @@ class RowRunner:
         if bool(bad.any()):
             row, place = bad.nonzero()[0].tolist()
             raise ValueError(
-                f"the model returned NaN or infinite logits for row {int(source[row])}, position {int(read[row, place])}"
+                "the model returned NaN or infinite logits for "
+                f"row {int(source[row])}, position {int(read[row, place])}"
             )
 
     def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:

@@ -25,9 +25,11 @@ SETTINGS = {
     "tempered": {"energy_temperature": 1.7},
     "cooled": {"energy_temperature": 1.2, "energy_temperature_decay": 0.1, "min_energy_temperature": 0.8},
     "hot_proposal": {"proposal_temperature": 2.0},
-    "top_k": {"proposal_top_k": 2, "proposal_epsilon": 0.1},
+    "top_k": {"proposal_top_k": 2, "proposal_epsilon": 0.2, "num_epochs": 30},
     "top_p": {"proposal_top_p": 0.7, "proposal_epsilon": 0.1, "block_size": 2},
-    "top_k_sequential_fill": {"proposal_top_k": 2, "proposal_epsilon": 0.2, "block_size": 2, "block_fill": "sequential"},
+    "top_k_sequential_fill": {
+        "proposal_top_k": 2, "proposal_epsilon": 0.2, "block_size": 2, "block_fill": "sequential", "num_epochs": 30,
+    },
     "delayed": {"delayed_acceptance": 0},
     "delayed_block": {"delayed_acceptance": 1, "block_size": 2, "block_fill": "sequential"},
     "exclude_current": {"exclude_current": True},
@@ -101,7 +103,9 @@ def test_extra_energies_soft_and_hard(energy):
         assert found < limit
 
 
-@pytest.mark.parametrize("saving", [kernels.WorkSaving(False, False), kernels.WorkSaving(True, False), kernels.WorkSaving(False, True)])
+@pytest.mark.parametrize(
+    "saving", [kernels.WorkSaving(False, False), kernels.WorkSaving(True, False), kernels.WorkSaving(False, True)]
+)
 def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
     """With a device switched off the same random numbers give the same chains, for more rows."""
     model, _ = exact_for(energy)
@@ -158,7 +162,11 @@ def broken_reverse(patch):
 
 
 def broken_rejection(patch):
-    patch.setattr(sampler, "metropolis_hastings", lambda state, block, target, warp, fill, *_: _always(state, block, target, warp, fill))
+    patch.setattr(
+        sampler,
+        "metropolis_hastings",
+        lambda state, block, target, warp, fill, *_: _always(state, block, target, warp, fill),
+    )
 
 
 def _always(state, block, target, warp, fill):

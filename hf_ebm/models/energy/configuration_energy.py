@@ -25,7 +25,7 @@ class EnergyConfig(PreTrainedConfig):
     """
 
     model_type = "hf_ebm_energy"
-    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="bert")}
+    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="bert")}  # noqa: RUF012
 
     text_config: PreTrainedConfig | dict | None = None
     energy: str = "local"

@@ -89,8 +89,8 @@ def encode_texts(
             raise ValueError(f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; fill it with generate()")
         if limit is not None and len(ids) > limit:
             raise ValueError(
-                f"texts: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so split "
-                "or shorten it"
+                f"texts: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so "
+                "split or shorten it"
             )
     return encoded
 

@@ -81,7 +81,7 @@ class EnergyGenerationMixin:
         encoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         extra_energies: Sequence[ExtraEnergy] = (),
-        chain_indices: Sequence[int] | None = None,
+        chain_keys: Sequence[tuple[int, int]] | None = None,
         save_state_to: str | Path | None = None,
         resume_from: str | Path | None = None,
         token_budget: int | None = None,
@@ -108,8 +108,8 @@ class EnergyGenerationMixin:
             encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
             extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy;
                 infinity forbids. See also `hf_ebm.sampling.target.TextEnergy`.
-            chain_indices: numbers of the chains to run for each prompt (default: 0 to num_chains - 1). Chain j is the
-                same whichever others run beside it, so chains can be divided over processes.
+            chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
+                the same whichever others run beside it, so chains can be divided over calls and processes.
             save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted.
             resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
                 longer, other settings must agree. Processors, criteria and extra energies are to be given again.
@@ -138,7 +138,7 @@ class EnergyGenerationMixin:
                 job = self._resume(resume_from, generation_config, overrides, inputs, extra_energies, token_budget)
             else:
                 config = (generation_config or ChainGenerationConfig()).resolved(self.generation_config, overrides)
-                job = self._begin(config, inputs, chain_indices, extra_energies, token_budget)
+                job = self._begin(config, inputs, chain_keys, extra_energies, token_budget)
             processors = _proposal_processors(job.config, logits_processor)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
             job = job._replace(warp=warp)
@@ -159,16 +159,17 @@ class EnergyGenerationMixin:
             streamer.end()
         return _output(job, confidence)
 
-    def _begin(self, config, inputs, chain_indices, extra_energies, token_budget) -> _Job:
+    def _begin(self, config, inputs, chain_keys, extra_energies, token_budget) -> _Job:
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
-        numbers = list(range(config.num_chains)) if chain_indices is None else [int(j) for j in chain_indices]
-        if not numbers or len(set(numbers)) != len(numbers) or min(numbers) < 0:
-            raise ValueError(f"chain_indices must be different numbers from 0 up, got {chain_indices!r}")
-        chains = build_chains(self, config, numbers, inputs)
+        chains = build_chains(self, config, chain_keys, inputs)
         target = self._target(chains, support, extra_energies, token_budget)
-        recipe = {"settings": config.settings(), "keys": [list(key) for key in chains.keys], "energy": self.config.energy}
+        recipe = {
+            "settings": config.settings(),
+            "keys": [list(key) for key in chains.keys],
+            "energy": self.config.energy,
+        }
         run = ChainRun.begin(target.unknown_state(chains.ids), recipe, chains.start, chains.stop, chains.free.cpu())
         return _Job(run, config, chains.keys, target, None)
 
@@ -181,11 +182,15 @@ class EnergyGenerationMixin:
                 raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name, None)!r}, not {value!r}")
         config = saved.resolved(saved, {name: asked[name] for name in _EXTENSIBLE if name in asked})
         if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
-            raise ValueError("resume_from: the run's block-size schedule depends on num_epochs, which must stay the same")
+            raise ValueError(
+                "resume_from: the run's block-size schedule depends on num_epochs, which must stay the same"
+            )
         if inputs["input_ids"] is not None:
             raise ValueError("resume_from: the prompts come from the saved run; leave out input_ids")
         if run.recipe["energy"] != self.config.energy:
-            raise ValueError(f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}")
+            raise ValueError(
+                f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"
+            )
         keys = [ChainKey(*key) for key in run.recipe["keys"]]
         run.recipe["settings"] = config.settings()
         ids = run.state.ids.to(self.input_device)
@@ -276,7 +281,9 @@ def _run_mask_predict(job: _Job) -> Tensor:
 def _check_same_target(run: ChainRun, target: Target) -> None:
     """The first chain's energy must be what it was: another model or other extra energies would go unnoticed."""
     first = torch.zeros(1, dtype=torch.long, device=run.state.ids.device)
-    energy = target.terms(run.state.ids[:1], first, target.free[:1]).double().sum() + target.extra_energy(run.state.ids[:1])
+    energy = target.terms(run.state.ids[:1], first, target.free[:1]).double().sum() + target.extra_energy(
+        run.state.ids[:1]
+    )
     carried = run.state.energy[0]
     if not torch.isclose(energy[0], carried, rtol=1e-3, atol=1e-2) and not (energy[0].isinf() and carried.isinf()):
         raise ValueError(

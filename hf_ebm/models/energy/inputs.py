@@ -37,8 +37,8 @@ def check_masked_lm(mlm: nn.Module) -> None:
     if not any(cls.__name__ in names for cls in type(mlm).__mro__):
         raise ValueError(
             f"mlm: {type(mlm).__name__} has no masked-language-model head; an energy needs a model of a class that "
-            f"{AutoModelForMaskedLM.__name__} makes (BertForMaskedLM, ModernBertForMaskedLM, EsmForMaskedLM, …), because "
-            "it masks a position and reads that position's logits given both sides"
+            f"{AutoModelForMaskedLM.__name__} makes (BertForMaskedLM, ModernBertForMaskedLM, EsmForMaskedLM, …), "
+            "because it masks a position and reads that position's logits given both sides"
         )
     check_masked_lm_config(mlm.config)
 
@@ -46,7 +46,9 @@ def check_masked_lm(mlm: nn.Module) -> None:
 def check_masked_lm_config(config) -> None:
     """Raises `ValueError` for configurations that cannot work as an energy model, saying why."""
     if config.model_type in UNSUPPORTED_MODEL_TYPES:
-        raise ValueError(f"model type {config.model_type!r} cannot be used: {UNSUPPORTED_MODEL_TYPES[config.model_type]}")
+        raise ValueError(
+            f"model type {config.model_type!r} cannot be used: {UNSUPPORTED_MODEL_TYPES[config.model_type]}"
+        )
     if getattr(config, "is_decoder", False) and not config.is_encoder_decoder:
         raise ValueError(
             f"model type {config.model_type!r} is configured as a decoder (is_decoder=True): its positions see only "

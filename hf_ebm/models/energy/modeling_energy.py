@@ -110,7 +110,9 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
     def _from_masked_lm(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict) -> EnergyModel:
         remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(name, **hub, **remote_code)
-        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in getattr(config, "auto_map", {}):
+        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in getattr(
+            config, "auto_map", {}
+        ):
             raise ValueError(
                 f"{name}: model type {config.model_type!r} has no class with a masked-LM head; an energy needs a "
                 "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,26 +58,36 @@ def proposal_support(model, suppress_tokens: list[int] | None) -> Tensor:
 
 
 def build_chains(
-    model, config: ChainGenerationConfig, numbers: list[int], inputs: dict[str, Tensor | None]
+    model, config: ChainGenerationConfig, chain_keys: Sequence[tuple[int, int]] | None, inputs: dict[str, Tensor | None]
 ) -> Chains:
     """The chains for prompts given as inputs, or for `config.lengths` without any.
 
     Args:
-        numbers: numbers of the chains to run for each prompt.
+        chain_keys: `(prompt, chain)` of the chains to run; by default `config.num_chains` for every prompt.
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
     """
-    if inputs["input_ids"] is not None:
-        repeats = {k: v.repeat_interleave(len(numbers), 0) if v is not None else None for k, v in inputs.items()}
-        count = len(inputs["input_ids"])
-        keys = [ChainKey(prompt, chain) for prompt in range(count) for chain in numbers]
+    lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
+    prompts = len(lengths) if inputs["input_ids"] is None else len(inputs["input_ids"])
+    if chain_keys is None:
+        chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(config.num_chains)]
+    keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
+    wrong = [tuple(key) for key in keys if not (0 <= key.prompt < prompts and key.chain >= 0)]
+    if wrong or not keys or len(set(keys)) != len(keys):
+        raise ValueError(
+            f"chain_keys must be different pairs (prompt below {prompts}, chain from 0 up), at least one; "
+            f"got {wrong[:3] or list(chain_keys)[:3]}"
+        )
+    if inputs["input_ids"] is None:
+        rows = _unconditional(model, config, lengths, keys, inputs)
     else:
-        keys, repeats = _unconditional(model, config, numbers, inputs)
-    checked = check_inputs(model, **repeats)
+        which = torch.tensor([key.prompt for key in keys])
+        rows = {name: None if value is None else value.cpu()[which] for name, value in inputs.items()}
+    checked = check_inputs(model, **rows)
     ids, free = checked.sequences.ids, checked.scored
     masks = ids == model.config.mask_token_id
     if inputs["free_mask"] is None:
-        masks_here = masks & free
-        free = torch.where(masks_here.any(1, keepdim=True), masks_here, free)
+        free_masks = masks & free
+        free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     _check_free(free, masks, config, keys)
     sequences = checked.sequences
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
@@ -97,18 +108,16 @@ def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys
             )
 
 
-def _unconditional(model, config: ChainGenerationConfig, numbers: list[int], inputs: dict) -> tuple[list, dict]:
+def _unconditional(
+    model, config: ChainGenerationConfig, choices: list, keys: list[ChainKey], inputs: dict
+) -> dict[str, Tensor | None]:
     given = [name for name in ("attention_mask", "free_mask") if inputs[name] is not None]
     if given:
         raise ValueError(f"{given[0]} was given without input_ids")
     if config.lengths is None:
         raise ValueError("neither input_ids nor lengths was given; there is nothing to say what to sample")
     prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
-    keys, lengths = [], []
-    for prompt, length in enumerate(config.lengths if isinstance(config.lengths, list) else [config.lengths]):
-        for chain in numbers:
-            keys.append(ChainKey(prompt, chain))
-            lengths.append(_draw_length(length, config.seed, keys[-1]))
+    lengths = [_draw_length(choices[key.prompt], config.seed, key) for key in keys]
     limit = max_length(model.mlm)
     longest = max(config.lengths) if not isinstance(config.lengths, int) else config.lengths
     if limit is not None and longest + len(prefix) + len(suffix) > limit:
@@ -124,7 +133,7 @@ def _unconditional(model, config: ChainGenerationConfig, numbers: list[int], inp
         attention_mask[row, : len(text)] = 1
     contexts = {name: inputs[name] for name in ("encoder_input_ids", "encoder_attention_mask")}
     contexts = {name: _per_chain(name, value, len(keys)) for name, value in contexts.items()}
-    return keys, {"input_ids": ids, "attention_mask": attention_mask, "free_mask": None, **contexts}
+    return {"input_ids": ids, "attention_mask": attention_mask, "free_mask": None, **contexts}
 
 
 def _per_chain(name: str, value: Tensor | None, chains: int) -> Tensor | None:
@@ -138,9 +147,8 @@ def _per_chain(name: str, value: Tensor | None, chains: int) -> Tensor | None:
 def _draw_length(length: int | dict[int, float], seed: int, key: ChainKey) -> int:
     if isinstance(length, int):
         return length
-    choices, weights = list(length), list(length.values())
-    shares = [weight / sum(weights) for weight in weights]
-    return int(chain_generator(seed, *key, LENGTH).choice(choices, p=shares))
+    shares = [weight / sum(length.values()) for weight in length.values()]
+    return int(chain_generator(seed, *key, LENGTH).choice(list(length), p=shares))
 
 
 def _pad_id(model) -> int:

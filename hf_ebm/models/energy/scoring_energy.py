@@ -139,7 +139,9 @@ class EnergyScoringMixin:
         variant = self._checked_variant(variant, stride)
         self._require_mask_token()
         if variant == "within_word_l2r" and (words is None or tuple(words.shape) != tuple(input_ids.shape)):
-            raise ValueError("words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape")
+            raise ValueError(
+                "words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape"
+            )
         sequences, scored = check_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
         )
@@ -180,7 +182,9 @@ class EnergyScoringMixin:
             if not texts:
                 raise ValueError(f"candidates: list {row} is empty")
             if base_scores is not None and len(base_scores[row]) != len(texts):
-                raise ValueError(f"base_scores: list {row} has {len(base_scores[row])} scores for {len(texts)} candidates")
+                raise ValueError(
+                    f"base_scores: list {row} has {len(base_scores[row])} scores for {len(texts)} candidates"
+                )
         if base_scores is not None and len(base_scores) != len(lists):
             raise ValueError(f"base_scores has {len(base_scores)} lists, candidates has {len(lists)}")
         scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
@@ -228,12 +232,16 @@ class EnergyScoringMixin:
                     token_budget=token_budget,
                 )
             except ValueError as error:
-                raise ValueError(f"texts: in the rows {pool} (row n of the message is the n-th of these): {error}") from error
+                raise ValueError(
+                    f"texts: in the rows {pool} (row n of the message is the n-th of these): {error}"
+                ) from error
             for row, own in zip(pool, values.double().tolist(), strict=True):
                 terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
         return terms
 
-    def _score_output(self, encoded: list[EncodedText], terms: list[list[float]], tokenizer, variant: str) -> ScoreOutput:
+    def _score_output(
+        self, encoded: list[EncodedText], terms: list[list[float]], tokenizer, variant: str
+    ) -> ScoreOutput:
         positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
         energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
         num_tokens = torch.tensor([len(own) for own in terms], dtype=torch.long)

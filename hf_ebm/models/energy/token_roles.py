@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 # Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, fairseq's madeupword0007, NOTUSED.
-_PLACEHOLDER = re.compile(r"^(\[unused\d+\]|<unused_?\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$")
+_PLACEHOLDER = re.compile(
+    r"^(\[unused\d+\]|<unused_?\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$"
+)
 
 
 def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]:

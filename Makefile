@@ -1,0 +1,27 @@
+# make setup | sample | test: each does all of its own set-up and can be repeated.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup sample test lint
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+sample: setup
+	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 3 \
+	  --block_fill sequential --block_layout contiguous --output - 2>&1 >/dev/null
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .

@@ -1,0 +1,117 @@
+"""The output of a sampling run: whole records appended as they come, nothing lost or doubled by a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+from hf_ebm.cli.common import to_json
+from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.sampler import kept_samples
+
+
+class ChainRecords:
+    """Records of a run in a JSON Lines file (or standard output, `-`, which cannot be continued).
+
+    Beside the output lies `<output>.run.json`, which says what the run is of, and while it goes on
+    `<output>.state/` with the chains' states. A Parquet output is collected as JSON Lines and converted at the end.
+
+    Args:
+        output: path, or `-`.
+        recipe: what the run is of; an output of another recipe is refused.
+        config: the run's settings.
+    """
+
+    def __init__(self, output: str, recipe: dict, config: ChainGenerationConfig):
+        self.recipe, self.config = json.loads(to_json(recipe)), config
+        self.printed: list[dict] | None = [] if output == "-" else None
+        self.output = Path(output)
+        self.is_parquet = output.endswith(".parquet")
+        self.lines = self.output.with_name(self.output.name + ".partial.jsonl") if self.is_parquet else self.output
+        self.recipe_file = self.output.with_name(self.output.name + ".run.json")
+        self.states = self.output.with_name(self.output.name + ".state")
+
+    def open(self) -> None:
+        """Starts the output, or checks that it is this run's and cuts off a record that a kill left half-written.
+
+        Raises:
+            ValueError: if the output exists and is not of this run.
+        """
+        if self.printed is not None:
+            return
+        if self.recipe_file.exists():
+            if json.loads(self.recipe_file.read_text(encoding="utf-8")) != self.recipe:
+                raise ValueError(
+                    f"output: {self.output} holds a run with another model, prompts or settings (see "
+                    f"{self.recipe_file.name}); choose another output or remove both files"
+                )
+        elif self.output.exists() or self.lines.exists():
+            raise ValueError(f"output: {self.output} exists and is not a run of this command; nothing is overwritten")
+        else:
+            temporary = self.recipe_file.with_name(self.recipe_file.name + ".tmp")
+            temporary.write_text(json.dumps(self.recipe, indent=2, ensure_ascii=False), encoding="utf-8")
+            os.replace(temporary, self.recipe_file)
+        if not (self.is_parquet and self.output.exists()):
+            self.lines.touch()
+            content = self.lines.read_bytes()
+            os.truncate(self.lines, content.rfind(b"\n") + 1)
+
+    def read(self) -> list[dict]:
+        """All records so far."""
+        if self.printed is not None:
+            return self.printed
+        if self.is_parquet and self.output.exists():
+            return pd.read_parquet(self.output).to_dict("records")
+        with open(self.lines, encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    def missing(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The chains of `keys` that don't have all their records yet."""
+        counts: dict[tuple[int, int], int] = {}
+        for record in self.read():
+            key = (record["prompt"], record["chain"])
+            counts[key] = counts.get(key, 0) + 1
+        return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
+
+    def _records_per_chain(self) -> int:
+        if self.config.kernel == "mask_predict":
+            return 1
+        return kept_samples(self.config.num_epochs, self.config.burn_in, self.config.thinning)
+
+    def state_folder(self, batch: list[tuple[int, int]]) -> Path | None:
+        """Where the state of a batch of chains is kept while it runs."""
+        if self.printed is not None:
+            return None
+        return self.states / hashlib.sha256(json.dumps(batch).encode()).hexdigest()[:16]
+
+    def append(self, records: list[dict]) -> None:
+        """Appends records that are not there yet, in one write; processes take turns."""
+        if self.printed is not None:
+            self.printed.extend(records)
+            print("\n".join(map(to_json, records)), flush=True)
+            return
+        with open(self.lines, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            there = {(r["prompt"], r["chain"], r["epoch"]) for r in self.read()}
+            new = [r for r in records if (r["prompt"], r["chain"], r["epoch"]) not in there]
+            file.write("".join(f"{to_json(record)}\n" for record in new).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self, keys: list[tuple[int, int]]) -> None:
+        """Ends a complete run: drops the states, makes the Parquet file."""
+        if self.printed is not None or self.missing(keys):
+            return
+        shutil.rmtree(self.states, ignore_errors=True)
+        if self.is_parquet and not self.output.exists():
+            temporary = self.output.with_name(self.output.name + ".tmp")
+            frame = pd.DataFrame(self.read()).sort_values(["prompt", "chain", "epoch"], ignore_index=True)
+            frame.to_parquet(temporary, index=False)
+            os.replace(temporary, self.output)
+            self.lines.unlink()

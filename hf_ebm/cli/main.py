@@ -1,0 +1,33 @@
+"""Entry point: picks the command and turns errors of the caller into messages."""
+
+from __future__ import annotations
+
+import sys
+
+COMMANDS = {
+    "sample": "draw sequences from a masked language model, or fill the masks of texts",
+    "score": "energies and pseudo-perplexities of texts",
+    "rerank": "rerank n-best lists",
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs `hf-ebm COMMAND …`. Exits with 2 for a caller's mistake, which is reported in one line."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: hf-ebm COMMAND [options]   (hf-ebm COMMAND --help lists them)\n")
+        print("\n".join(f"  {name:8} {description}" for name, description in COMMANDS.items()))
+        return
+    if argv[0] not in COMMANDS:
+        _fail(f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
+    from importlib import import_module
+
+    try:
+        import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
+    except (ValueError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    print(f"hf-ebm: {message}", file=sys.stderr)
+    raise SystemExit(2)

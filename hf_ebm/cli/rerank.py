@@ -1,0 +1,52 @@
+"""`hf-ebm rerank`: rerank n-best lists by energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records, write_records
+
+
+@dataclass
+class RerankArguments:
+    """What is reranked and how."""
+
+    input: str = field(default="-", metadata={"help": "Records with a list of candidates: .jsonl, .parquet, '-'."})
+    output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
+    candidates_column: str = field(default="candidates", metadata={"help": "Field with the list of candidate texts."})
+    scores_column: str | None = field(
+        default=None, metadata={"help": "Field with the candidates' scores by another model, higher is better."}
+    )
+    weight: float = field(default=1.0, metadata={"help": "Weight of the energy against those scores."})
+    length_normalization: float = field(default=0.0, metadata={"help": "0 compares energies, 1 energies per token."})
+    variant: str | None = field(
+        default=None, metadata={"help": "exact, within_word_l2r, or the approximations stride and unmasked."}
+    )
+
+
+def run(argv: list[str]) -> None:
+    """Writes every record back with `best`, `order`, `rerank_scores` and `energies` added."""
+    arguments, which = parse([RerankArguments, ModelArguments], argv, "rerank", __doc__)
+    check_writable(arguments.output)
+    records = read_records(arguments.input, arguments.candidates_column)
+    base = None
+    if arguments.scores_column:
+        missing = [number for number, record in enumerate(records) if arguments.scores_column not in record]
+        if missing:
+            raise ValueError(f"{arguments.input}: record {missing[0]} has no {arguments.scores_column!r}")
+        base = [list(record[arguments.scores_column]) for record in records]
+    model, tokenizer = load_model(which)
+    candidates = [list(record[arguments.candidates_column]) for record in records]
+    result = model.rerank(
+        candidates,
+        tokenizer,
+        base_scores=base,
+        weight=arguments.weight,
+        length_normalization=arguments.length_normalization,
+        variant=arguments.variant,
+        token_budget=which.token_budget,
+    )
+    for row, record in enumerate(records):
+        record |= {"best": candidates[row][int(result.best[row])], "order": result.order[row]}
+        record |= {"rerank_scores": result.scores[row], "energies": result.energies[row]}
+    write_records(arguments.output, records)

@@ -1,0 +1,170 @@
+"""`hf-ebm sample`: draw sequences from a masked language model, or fill the masks of texts.
+
+Records are appended as chains finish. The same command, given again after a kill, goes on where it stopped; under
+`accelerate launch` the chains are divided over the processes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field, make_dataclass
+
+import torch
+from accelerate import PartialState
+
+from hf_ebm.cli.chain_records import ChainRecords
+from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records
+from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.diagnostics import energy_diagnostics
+
+_TYPES = {
+    "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,
+    "energy_temperature": float, "energy_temperature_decay": float, "min_energy_temperature": float,
+    "proposal_temperature": float, "proposal_top_p": float, "proposal_epsilon": float,
+    "kernel": str, "block_fill": str, "block_layout": str, "order": str, "warm_start": str,
+}  # fmt: skip
+
+
+def _setting_help(name: str) -> str:
+    """A setting's help text, from the docstring that documents it."""
+    entries = re.split(r"\n {8}(?=\w+ \()", ChainGenerationConfig.__doc__.split("Args:\n")[1].split("\n\n")[0])
+    for entry in entries:
+        for part in re.split(r"(?<=\)), (?=\w+ \()", entry.strip()) if ": " in entry else []:
+            if part.startswith(f"{name} ("):
+                return " ".join(entry.strip().split()).replace("`", "").replace("%", "%%")
+    return ""
+
+
+# Every setting of `ChainGenerationConfig` is an option; what isn't given is left to the model's own settings.
+ChainArguments = make_dataclass(
+    "ChainArguments",
+    [
+        (name, _TYPES.get(name, int) | None, field(default=None, metadata={"help": _setting_help(name)}))
+        for name in ChainGenerationConfig._get_default_generation_params()
+    ],
+)
+ChainArguments.__doc__ = "Settings of the chains."
+
+
+@dataclass
+class SampleArguments:
+    """What is sampled, and where it goes."""
+
+    input: str | None = field(
+        default=None, metadata={"help": "Prompts, with masks to fill: .jsonl, .parquet, .txt, '-'; default: --lengths."}
+    )
+    text: str | None = field(default=None, metadata={"help": "A single prompt."})
+    text_column: str = field(default="text", metadata={"help": "Field of the input that holds the text."})
+    output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
+    chains_at_once: int = field(default=64, metadata={"help": "Chains run together; changes speed and memory only."})
+
+
+def run(argv: list[str]) -> None:
+    """Runs the chains that the output doesn't hold yet and prints a summary."""
+    arguments, which, chain_arguments = parse(
+        [SampleArguments, ModelArguments, ChainArguments], argv, "sample", __doc__
+    )
+    settings = _settings(chain_arguments)
+    if arguments.chains_at_once < 1:
+        raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
+    check_writable(arguments.output)
+    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available())
+    prompts = _prompts(arguments)
+    model, tokenizer = load_model(which, state.local_process_index)
+    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {})
+    if config.seed is None:
+        config.seed = 0
+    inputs = {} if prompts is None else dict(tokenizer(prompts, return_tensors="pt", padding=True))
+    lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
+    count = len(lengths) if prompts is None else len(prompts)
+    keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
+    records = ChainRecords(arguments.output, _recipe(arguments, which, config, prompts), config)
+    if state.is_main_process:
+        records.open()
+    state.wait_for_everyone()
+    missing = records.missing(keys)[state.process_index :: state.num_processes]
+    for first in range(0, len(missing), arguments.chains_at_once):
+        batch = missing[first : first + arguments.chains_at_once]
+        out = _run_batch(model, inputs, config, batch, records, which.token_budget)
+        records.append(_as_records(out, tokenizer))
+    state.wait_for_everyone()
+    if state.is_main_process:
+        records.close(keys)
+        _print_summary(records.read(), config, sys.stderr if arguments.output == "-" else sys.stdout)
+
+
+def _settings(chain_arguments) -> dict:
+    settings = {name: value for name, value in vars(chain_arguments).items() if value is not None}
+    for name in ("lengths", "block_size"):
+        if name in settings and len(settings[name]) == 1:
+            settings[name] = settings[name][0]
+    return settings
+
+
+def _prompts(arguments: SampleArguments) -> list[str] | None:
+    if arguments.input is not None and arguments.text is not None:
+        raise ValueError("input and text were both given; give one of them")
+    if arguments.text is not None:
+        return [arguments.text]
+    if arguments.input is None:
+        return None
+    return [record[arguments.text_column] for record in read_records(arguments.input, arguments.text_column)]
+
+
+def _recipe(arguments: SampleArguments, which: ModelArguments, config: ChainGenerationConfig, prompts) -> dict:
+    model = {"model": which.model, "energy": which.energy, "revision": which.revision, "dtype": which.dtype}
+    return {**model, "settings": config.settings(), "prompts": prompts}
+
+
+def _run_batch(model, inputs: dict, config, batch: list[tuple[int, int]], records: ChainRecords, token_budget):
+    """Runs the chains of a batch, from their saved state if a killed run left one."""
+    folder = records.state_folder(batch)
+    common = {"generation_config": config, "token_budget": token_budget}
+    if folder is not None and (folder / "state.json").exists():
+        out = model.generate(resume_from=folder, save_state_to=folder, **common)
+    else:
+        out = model.generate(**inputs, chain_keys=batch, save_state_to=folder, **common)
+    return out
+
+
+def _as_records(out, tokenizer) -> list[dict]:
+    records = []
+    for row in range(len(out.samples)):
+        texts = tokenizer.batch_decode(out.samples[row], skip_special_tokens=True)
+        for number, epoch in enumerate(out.kept_epochs):
+            record = {"prompt": int(out.prompt_indices[row]), "chain": int(out.chain_indices[row]), "epoch": epoch}
+            record |= {"text": texts[number], "energy": float(out.energies[row, number])}
+            for name in ("acceptance_rate", "novel_rate"):
+                value = float(getattr(out.trace, name)[row, epoch])
+                record[name] = value if value == value else None
+            records.append(record)
+    return records
+
+
+def _print_summary(records: list[dict], config: ChainGenerationConfig, stream) -> None:
+    by_chain: dict[tuple[int, int], list[dict]] = {}
+    for record in records:
+        by_chain.setdefault((record["prompt"], record["chain"]), []).append(record)
+    for prompt in sorted({prompt for prompt, _ in by_chain}):
+        chains = [sorted(own, key=lambda r: r["epoch"]) for key, own in sorted(by_chain.items()) if key[0] == prompt]
+        print(f"\nprompt {prompt}: last sample of each chain (energy in nats)", file=stream)
+        for own in chains:
+            print(f"  {own[-1]['energy']:8.2f}  {own[-1]['text']}", file=stream)
+        print(f"  {_diagnosis(chains, config)}", file=stream)
+
+
+def _diagnosis(chains: list[list[dict]], config: ChainGenerationConfig) -> str:
+    parts = [f"{len(chains)} chains of {len(chains[0])} samples"]
+    if config.kernel != "mask_predict":
+        for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
+            values = [record[name] for own in chains for record in own]
+            parts.append(f"{label} rate {sum(values) / len(values):.3f}")
+    energies = torch.tensor([[record["energy"] for record in own] for own in chains], dtype=torch.float64)
+    parts.append(f"mean energy {float(energies.mean()):.2f}")
+    if energies.shape[0] >= 2 and energies.shape[1] >= 4:
+        found = energy_diagnostics(energies)
+        parts.append(f"split R-hat {found.r_hat:.3f}, bulk ESS {found.ess_bulk:.0f}, tail ESS {found.ess_tail:.0f}")
+    else:
+        parts.append("R-hat needs at least 2 chains of 4 samples")
+    return "; ".join(parts)

@@ -1,0 +1,57 @@
+"""`hf-ebm score`: energies and pseudo-perplexities of texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records, write_records
+
+
+@dataclass
+class ScoreArguments:
+    """What is scored and how."""
+
+    input: str = field(
+        default="-", metadata={"help": "Records: .jsonl, .parquet, .txt (a text a line), '-' for stdin."}
+    )
+    output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
+    text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
+    prefix_column: str | None = field(default=None, metadata={"help": "Field with left context; it is not scored."})
+    suffix_column: str | None = field(default=None, metadata={"help": "Field with right context; it is not scored."})
+    variant: str | None = field(
+        default=None, metadata={"help": "exact, within_word_l2r, or the approximations stride and unmasked."}
+    )
+    stride: int = field(default=8, metadata={"help": "Masked rows per text with --variant stride."})
+    details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
+
+
+def run(argv: list[str]) -> None:
+    """Scores every record and writes it back with `energy`, `num_tokens` and `pseudo_perplexity` added."""
+    arguments, which = parse([ScoreArguments, ModelArguments], argv, "score", __doc__)
+    check_writable(arguments.output)
+    records = read_records(arguments.input, arguments.text_column)
+    columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
+    for record in records:
+        for column in filter(None, columns.values()):
+            if column not in record:
+                raise ValueError(f"{arguments.input}: a record has no {column!r}")
+    model, tokenizer = load_model(which)
+    result = model.score(
+        [record[arguments.text_column] for record in records],
+        tokenizer,
+        variant=arguments.variant,
+        stride=arguments.stride,
+        token_budget=which.token_budget,
+        **{name: [record[column] for record in records] for name, column in columns.items() if column},
+    )
+    for row, record in enumerate(records):
+        record["energy"] = float(result.energy[row])
+        record["num_tokens"] = int(result.num_tokens[row])
+        if result.pseudo_perplexity is not None:
+            defined = record["num_tokens"] > 0
+            record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if defined else None
+        if arguments.details:
+            record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
+            if result.words is not None:
+                record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
+    write_records(arguments.output, records)
