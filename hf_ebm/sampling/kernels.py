@@ -106,7 +106,7 @@ def metropolis_hastings(
         winners = chains[pending[passed]]
         new_state = ChainState(
             state.ids.index_put((winners,), proposed.ids[pending[passed]]),
-            state.token_energies.index_put((winners,), token_energies[passed].to(state.token_energies.dtype)),
+            state.token_energies.index_put((winners,), token_energies[passed]),
             state.extra_energy.index_put((winners,), extra[passed]),
         )
     everyone = torch.zeros_like(block.size, dtype=torch.bool)
@@ -145,8 +145,8 @@ def _decide(
     extra = target.extra_energy(proposed.ids)
     near = free if window is None else free & _within(window, block.positions[chains], free.shape[1])
     first = target.terms(proposed.ids, chains, near & ~known)
-    terms = torch.where(known, proposed.known_terms.to(first.dtype), first)
-    difference = ((terms - old_terms).double() * near).sum(1) + _extra_difference(old_extra, extra)
+    terms = torch.where(known, proposed.known_terms, first)
+    difference = ((terms - old_terms) * near).sum(1) + _extra_difference(old_extra, extra)
     log_ratio = -difference / temperature + proposed.log_reverse - proposed.log_forward
     accepted = block.accept[chains, 0].log() < log_ratio
     if window is not None and bool(accepted.any()):
@@ -154,7 +154,7 @@ def _decide(
         far = free[alive] & ~near[alive]
         rest = target.terms(proposed.ids[alive], chains[alive], far & ~known[alive])
         terms = terms.index_put((alive,), terms[alive] + rest)
-        difference = ((terms[alive] - old_terms[alive]).double() * far).sum(1)
+        difference = ((terms[alive] - old_terms[alive]) * far).sum(1)
         accepted[alive] = block.accept[chains[alive], 1].log() < -difference / temperature
     return accepted, terms, extra
 

@@ -21,7 +21,7 @@ class ChainState(NamedTuple):
 
     Attributes:
         ids: (C, T) token ids.
-        token_energies: (C, T) the model's energy terms at the free positions, 0 elsewhere.
+        token_energies: (C, T) the model's energy terms at the free positions, 0 elsewhere, float64.
         extra_energy: (C,) weighted sum of the extra energies, float64.
     """
 
@@ -32,7 +32,7 @@ class ChainState(NamedTuple):
     @property
     def energy(self) -> Tensor:
         """(C,) energy in nats, float64. Always summed anew from its terms, so that no rounding builds up."""
-        return self.token_energies.double().sum(1) + self.extra_energy
+        return self.token_energies.sum(1) + self.extra_energy
 
 
 @dataclass
@@ -67,12 +67,12 @@ class Target:
         return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context)
 
     def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
-        """Energy terms (N, T) of `ids` at the `wanted` (N, T) positions, 0 elsewhere. One masked row per term."""
+        """Energy terms (N, T) of `ids` at `wanted` (N, T), 0 elsewhere, float64. One masked row per term."""
         source, position = wanted.nonzero(as_tuple=True)
-        result = torch.zeros(ids.shape, device=ids.device)
+        result = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
         if len(source):
             terms = energy_terms(self.runner, self.sequences(ids, chains), source, position, self.energy)
-            result = result.to(terms.dtype).index_put((source, position), terms)
+            result = result.index_put((source, position), terms.double())
         return result
 
     def extra_energy(self, ids: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Target:
 
     def unknown_state(self, ids: Tensor) -> ChainState:
         """A state at `ids` (C, T) whose energies are not evaluated yet (NaN)."""
-        terms = torch.full(ids.shape, torch.nan, device=ids.device)
+        terms = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
         return ChainState(ids, terms, torch.full((len(ids),), torch.nan, dtype=torch.float64, device=ids.device))
 
     def state(self, ids: Tensor) -> ChainState:

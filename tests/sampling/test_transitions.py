@@ -1,0 +1,189 @@
+"""One-step transition matrices, computed exactly from the kernel's own code, satisfy detailed balance.
+
+The random numbers of a step are inputs of the kernel. Scanning the one that draws a token finds every proposal, and its
+probability is what the kernel says it is (they must sum to 1); bisecting the one that decides finds the acceptance
+probability to 1e-12. Nothing is sampled.
+"""
+
+import itertools
+
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from hf_ebm.sampling import kernels
+from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
+from hf_ebm.sampling.proposals import Warp, propose
+from hf_ebm.sampling.target import Target
+from tests.conftest import tiny_energy_model
+from tests.sampling.oracle import exact_target
+
+WORDS = [5, 6, 7]
+LENGTH = 3
+GRID = 60  # a token of probability below about 1/60 would be missed, and the sum to 1 would then fail
+
+
+class Kernel:
+    """A Metropolis–Hastings kernel on the 27 states of a tiny model, every state being a chain."""
+
+    def __init__(self, energy, fill="parallel", temperature=1.0, window=None, warp=(), epsilon=0.0, exclude=False):
+        self.model = tiny_energy_model(energy, vocab_size=8, dtype=torch.float64, seed=5, scale=0.3)
+        self.fill, self.temperature, self.window = fill, temperature, window
+        self.exact = exact_target(self.model, WORDS, LENGTH, temperature=temperature)
+        self.states = torch.nn.functional.pad(self.exact.sequences, (1, 1), value=0)
+        self.states[:, 0], self.states[:, -1] = 1, 2
+        support = torch.zeros(8, dtype=torch.bool)
+        support[WORDS] = True
+        self.support = support
+        self.warp = Warp(LogitsProcessorList(warp), support, epsilon, exclude)
+
+    def target(self, count: int) -> Target:
+        free = torch.zeros(count, LENGTH + 2, dtype=torch.bool)
+        free[:, 1:-1] = True
+        start = torch.zeros(count, dtype=torch.long)
+        runner = self.model._row_runner()
+        return Target(runner, self.model.config.energy, free, start, start + LENGTH + 2, self.support)
+
+    @torch.no_grad()
+    def moves(self, block: list[int]):
+        """`(from state, to state, probability of proposing it, numbers that draw it)` for every possible move."""
+        ticks = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+        draws = torch.tensor(list(itertools.product(ticks.tolist(), repeat=len(block))), dtype=torch.float64)
+        found = {}
+        for number in range(len(self.states)):
+            ids = self.states[number].repeat(len(draws), 1)
+            positions = torch.tensor(block).repeat(len(draws), 1)
+            size = torch.full((len(draws),), len(block))
+            chains = torch.arange(len(draws))
+            moves = propose(ids, chains, positions, size, draws, self.fill, self.target(len(draws)), self.warp)
+            places = self.exact.index(moves.ids[:, 1:-1])
+            for to in places.unique().tolist():
+                first = int((places == to).nonzero()[0])
+                found[number, to] = (float(moves.log_forward[first].exp()), draws[first])
+        return found
+
+    @torch.no_grad()
+    def transition_matrix(self, block: list[int], step=metropolis_hastings, **options) -> torch.Tensor:
+        moves = self.moves(block)
+        origin = torch.tensor([a for a, _ in moves])
+        goal = torch.tensor([b for _, b in moves])
+        probability = torch.tensor([p for p, _ in moves.values()], dtype=torch.float64)
+        draws = torch.stack([u for _, u in moves.values()])
+        total = torch.zeros(len(self.states), dtype=torch.float64).index_add(0, origin, probability)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-9)
+
+        target = self.target(len(origin))
+        start = target.state(self.states[origin])
+        positions = torch.tensor(block).repeat(len(origin), 1)
+        size = torch.full((len(origin),), len(block))
+
+        def accepts(accept: torch.Tensor) -> torch.Tensor:
+            given = StepBlock(positions, size, draws, accept)
+            new, _ = step(start, given, target, self.warp, self.fill, self.temperature, self.window, **options)
+            return (new.ids == self.states[goal]).all(1)
+
+        # Stage by stage: the other stage's number is 0, with which it accepts whatever can be accepted at all.
+        acceptance = torch.ones_like(probability)
+        for stage in (0, 1) if self.window is not None else (0,):
+            low, high = torch.zeros_like(probability), torch.ones_like(probability)
+            for _ in range(40):
+                middle = (low + high) / 2
+                numbers = torch.zeros(len(middle), 2, dtype=torch.float64)
+                numbers[:, stage] = middle
+                yes = accepts(numbers)
+                low, high = torch.where(yes, middle, low), torch.where(yes, high, middle)
+            acceptance = acceptance * low
+        matrix = torch.zeros(len(self.states), len(self.states), dtype=torch.float64)
+        moved = origin != goal
+        matrix[origin[moved], goal[moved]] = (probability * acceptance)[moved]
+        return matrix + torch.diag(1 - matrix.sum(1))
+
+    def imbalance(self, matrix: torch.Tensor) -> float:
+        flow = self.exact.log_probabilities.exp()[:, None] * matrix
+        return float((flow - flow.T).abs().max())
+
+
+KERNELS = {
+    "single_site": ({}, [2]),
+    "block": ({}, [1, 3]),
+    "sequential_fill": ({"fill": "sequential"}, [3, 1]),
+    "tempered": ({"temperature": 0.6}, [1, 2]),
+    "warped": ({"warp": [TemperatureLogitsWarper(1.7)]}, [1, 2]),
+    "truncated": ({"warp": [TopKLogitsWarper(2)], "epsilon": 0.3}, [2, 3]),
+    "truncated_without_mixing": ({"warp": [TopKLogitsWarper(2)], "fill": "sequential"}, [2, 1]),
+    "delayed": ({"window": 0}, [2]),
+    "delayed_block": ({"window": 0, "fill": "sequential"}, [1, 2]),
+    "exclude_current": ({"exclude": True}, [2]),
+    "exclude_current_block": ({"exclude": True}, [1, 2]),
+    "exclude_current_sequential": ({"exclude": True, "fill": "sequential"}, [2, 1]),
+    "everything": (
+        {"exclude": True, "fill": "sequential", "window": 0, "warp": [TopKLogitsWarper(2)], "epsilon": 0.8},
+        [3, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_detailed_balance(energy, name):
+    settings, block = KERNELS[name]
+    kernel = Kernel(energy, **settings)
+    matrix = kernel.transition_matrix(block)
+    assert kernel.imbalance(matrix) < 1e-6
+    assert float((1 - matrix.diagonal()).max()) > 0.05  # it does move
+
+
+@pytest.mark.parametrize("name", ["block", "sequential_fill", "delayed_block", "exclude_current"])
+def test_work_saving_leaves_the_matrix_alone(name):
+    settings, block = KERNELS[name]
+    kernel = Kernel("local", **settings)
+    saved = kernel.transition_matrix(block)
+    spent = kernel.transition_matrix(block, saving=WorkSaving(skip_no_ops=False, share_terms=False))
+    torch.testing.assert_close(saved, spent, rtol=0, atol=1e-9)
+
+
+def test_a_forgotten_reverse_proposal_breaks_detailed_balance(energy, monkeypatch):
+    kernel = Kernel(energy)
+    plain = kernels.propose
+
+    def forget(*arguments):
+        proposed = plain(*arguments)
+        return proposed._replace(log_reverse=torch.zeros_like(proposed.log_reverse))
+
+    monkeypatch.setattr(kernels, "propose", forget)
+    assert kernel.imbalance(kernel.transition_matrix([1, 3])) > 1e-3
+
+
+def test_inconsistent_conditionals_have_no_joint_distribution():
+    """The standard counterexample: both conditionals are proper, no joint distribution has them.
+
+    Gibbs sampling from them depends on the order in which they are visited, so it has no stated target. The energies
+    made of the same conditionals do define one, and Metropolis–Hastings with these proposals keeps it.
+    """
+    first_given_second = torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64)  # rows: the second
+    second_given_first = torch.full((2, 2), 0.5, dtype=torch.float64)
+    states = [(a, b) for a in range(2) for b in range(2)]
+
+    def gibbs_matrix(site):
+        matrix = torch.zeros(4, 4, dtype=torch.float64)
+        for i, (a, b) in enumerate(states):
+            for new in range(2):
+                q = first_given_second[b, new] if site == 0 else second_given_first[a, new]
+                matrix[i, states.index((new, b) if site == 0 else (a, new))] += q
+        return matrix
+
+    def stationary(matrix):
+        return torch.linalg.matrix_power(matrix, 1000)[0]
+
+    forth, back = gibbs_matrix(0) @ gibbs_matrix(1), gibbs_matrix(1) @ gibbs_matrix(0)
+    assert (stationary(forth) - stationary(back)).abs().max() > 0.2
+
+    target = torch.tensor([first_given_second[b, a] * second_given_first[a, b] for a, b in states])
+    target = target / target.sum()
+    for site in range(2):
+        proposal = gibbs_matrix(site)
+        ratio = (target[None] * proposal.T) / (target[:, None] * proposal).clamp(min=1e-300)
+        moves = proposal * ratio.clamp(max=1)
+        moves = moves + torch.diag(1 - moves.sum(1))
+        flow = target[:, None] * moves
+        torch.testing.assert_close(flow, flow.T)
+        torch.testing.assert_close(target @ moves, target)

@@ -1,0 +1,146 @@
+"""Packing, budgets and the head at chosen positions: none of them may change a value."""
+
+import pytest
+import torch
+
+from hf_ebm.scoring.energies import token_energies
+from hf_ebm.scoring.head import PositionLogits
+from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences, attended_spans
+from tests.conftest import plain_token_energies, tiny_energy_model, tiny_mlm
+
+
+def sequences_of(rows: list[list[int]]) -> tuple[Sequences, torch.Tensor]:
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    stop = torch.tensor([len(row) for row in rows])
+    scored = (ids > 4) & (torch.arange(longest) < stop[:, None])
+    return Sequences(ids, torch.zeros(len(rows), dtype=torch.long), stop), scored
+
+
+ROWS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 5, 5, 5, 8, 7, 6, 5, 2], [1, 6, 7, 2], [1, 7, 2]]
+
+
+@pytest.mark.parametrize("budget", [1, 7, 30, 10_000])
+def test_any_budget_gives_the_values_of_a_plain_loop(energy, budget):
+    model = tiny_energy_model(energy)
+    sequences, scored = sequences_of(ROWS)
+    with torch.no_grad():
+        found = token_energies(model._row_runner(budget), sequences, scored, energy)
+    for row, ids in enumerate(ROWS):
+        positions = [i for i, token in enumerate(ids) if token > 4]
+        expected = plain_token_energies(model, torch.tensor(ids), positions)
+        assert found[row, positions].tolist() == pytest.approx(expected, abs=1e-5)
+        assert float(found[row].abs().sum()) == pytest.approx(sum(map(abs, expected)), abs=1e-4)
+
+
+def test_memory_shortage_halves_the_budget_and_goes_on(energy):
+    model = tiny_energy_model(energy)
+    sequences, scored = sequences_of(ROWS)
+    expected = token_energies(model._row_runner(), sequences, scored, energy)
+    calls = []
+    plain = model._row_runner().position_logits
+
+    def short_of_memory(ids, positions, **inputs):
+        calls.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(ids, positions, **inputs)
+
+    runner = RowRunner(short_of_memory, 3, 9, token_budget=64)
+    torch.testing.assert_close(token_energies(runner, sequences, scored, energy), expected)
+    assert max(calls) > 2 and runner.token_budget < 64
+    assert runner.num_rows == int(scored.sum())
+
+
+def test_memory_shortage_on_a_single_row_is_an_error():
+    def never(ids, positions):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sequences, scored = sequences_of(ROWS)
+    with pytest.raises(torch.OutOfMemoryError):
+        token_energies(RowRunner(never, 3, 9, token_budget=64), sequences, scored, "raw")
+
+
+def test_big_vocabularies_make_passes_smaller():
+    sizes = []
+
+    def logits(ids, positions):
+        sizes.append(ids.shape[0])
+        return torch.zeros(*positions.shape, 250_000)
+
+    rows = MaskedRows(torch.zeros(40, dtype=torch.long), torch.zeros(40, 0, dtype=torch.long), torch.zeros(40, 20).long())
+    sequences = Sequences(torch.ones(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([5]))
+    RowRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n, ids: values[:, 0, 0])
+    assert max(sizes) * 20 * 250_000 * 12 <= 4096 * 65_536
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_bad_logits_are_named(value):
+    model = tiny_energy_model()
+    plain = model._row_runner().position_logits
+
+    def spoiled(ids, positions, **inputs):
+        logits = plain(ids, positions, **inputs).clone()
+        logits[(ids == 8).any(1), :, 6] = value
+        return logits
+
+    sequences, scored = sequences_of([[1, 5, 6, 2], [1, 5, 6, 8, 2]])
+    with pytest.raises(ValueError, match="NaN or infinite logits for row 1, position 1"):
+        token_energies(RowRunner(spoiled, 3, 9), sequences, scored, "local")
+
+
+def test_head_falls_back_when_positions_do_not_reproduce_the_full_forward():
+    """A head that mixes positions cannot be run on some of them; values must still be right."""
+    model = tiny_mlm()
+
+    class Mixing(torch.nn.Module):
+        def __init__(self, head):
+            super().__init__()
+            self.head = head
+
+        def forward(self, hidden):
+            return self.head(hidden + hidden.mean(1, keepdim=True))
+
+    model.cls = Mixing(model.cls)
+    ids = torch.tensor([[1, 5, 3, 7, 2]])
+    positions = torch.tensor([[2]])
+    logits = PositionLogits(model)
+    with torch.no_grad():
+        found = logits(ids, positions)
+        torch.testing.assert_close(found[0, 0], model(input_ids=ids).logits[0, 2])
+    assert list(logits._verified.values()) == [False]
+
+
+def test_gradients_flow_through_energies(energy):
+    model = tiny_energy_model(energy, dtype=torch.float64)
+    ids = torch.tensor([[1, 5, 6, 7, 2]])
+    weight = model.get_input_embeddings().weight
+    model(ids).energy.sum().backward()
+    direction = torch.randn(weight.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    slope = float((weight.grad * direction).sum())
+    values = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight.add_(direction, alpha=step)
+            values.append(float(model(ids).energy))
+            weight.add_(direction, alpha=-step)
+    assert (values[0] - values[1]) / 2e-5 == pytest.approx(slope, rel=1e-6)
+
+
+def test_attended_spans_refuses_holes_and_empty_rows():
+    start, stop = attended_spans(torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1]]))
+    assert start.tolist() == [1, 0] and stop.tolist() == [3, 4]
+    with pytest.raises(ValueError, match="row 1 has a hole"):
+        attended_spans(torch.tensor([[1, 1, 1], [1, 0, 1]]))
+    with pytest.raises(ValueError, match="row 0 attends to no position"):
+        attended_spans(torch.tensor([[0, 0]]))
+
+
+def test_training_keeps_dropout_and_scoring_does_not():
+    model = tiny_energy_model(hidden_dropout_prob=0.3)
+    ids = torch.tensor([[1, 5, 6, 7, 2]])
+    model.train()
+    with torch.no_grad():
+        assert float(model(ids).energy) != float(model(ids).energy)
+        assert torch.equal(model.score_ids(ids), model.score_ids(ids))
+    assert model.training and model.mlm.training
