@@ -68,7 +68,9 @@ def test_big_vocabularies_make_passes_smaller():
         sizes.append(ids.shape[0])
         return torch.zeros(*positions.shape, 250_000)
 
-    rows = MaskedRows(torch.zeros(40, dtype=torch.long), torch.zeros(40, 0, dtype=torch.long), torch.zeros(40, 20).long())
+    rows = MaskedRows(
+        torch.zeros(40, dtype=torch.long), torch.zeros(40, 0, dtype=torch.long), torch.zeros(40, 20).long()
+    )
     sequences = Sequences(torch.ones(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([5]))
     RowRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n, ids: values[:, 0, 0])
     assert max(sizes) * 20 * 250_000 * 12 <= 4096 * 65_536

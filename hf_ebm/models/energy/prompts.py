@@ -80,6 +80,7 @@ def build_chains(
     if inputs["input_ids"] is None:
         rows = _unconditional(model, config, lengths, keys, inputs)
     else:
+        _check_rows(inputs)
         which = torch.tensor([key.prompt for key in keys])
         rows = {name: None if value is None else value.cpu()[which] for name, value in inputs.items()}
     checked = check_inputs(model, **rows)
@@ -91,6 +92,14 @@ def build_chains(
     _check_free(free, masks, config, keys)
     sequences = checked.sequences
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
+
+
+def _check_rows(inputs: dict[str, Tensor | None]) -> None:
+    """Rows are picked per chain next, so their number must be right before."""
+    prompts = len(inputs["input_ids"])
+    for name, value in inputs.items():
+        if value is not None and (value.dim() != 2 or len(value) != prompts):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be 2-dimensional with {prompts} rows")
 
 
 def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys: list[ChainKey]) -> None:

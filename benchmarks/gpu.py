@@ -1,0 +1,75 @@
+"""Rows per second of `EnergyModel` on a CUDA card, and the share of the card's measured matrix rate.
+
+    python -m benchmarks.gpu
+
+bert-base shape, 256 chains of 32 free positions, bfloat16 and float32. Checks on the way that chains are the same for
+another token budget. Prints a line and stops where there is no card.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.common import bert_base, describe_machine, print_table
+from hf_ebm import EnergyModel
+
+CHAINS, LENGTH = 256, 32
+
+
+def matrix_rate(dtype: torch.dtype) -> float:
+    """Measured rate of large matrix products, FLOP/s."""
+    a = torch.randn(8192, 8192, dtype=dtype, device="cuda")
+    for _ in range(3):
+        a @ a
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(20):
+        a @ a
+    torch.cuda.synchronize()
+    return 20 * 2 * 8192**3 / (time.perf_counter() - began)
+
+
+def row_flops(model: EnergyModel) -> float:
+    """Matrix FLOP of one masked row: the encoder at every position, the head at one."""
+    encoder = sum(p.numel() for n, p in model.mlm.named_parameters() if p.dim() == 2 and "encoder.layer" in n)
+    head = sum(p.numel() for n, p in model.mlm.named_parameters() if p.dim() == 2 and n.startswith("cls."))
+    head += model.mlm.get_output_embeddings().weight.numel()
+    return 2.0 * (encoder * (LENGTH + 2) + head)
+
+
+def measure(dtype: torch.dtype) -> list:
+    """A row of the table."""
+    roles = dict(mask_token_id=103, pad_token_id=0, special_token_ids=[0, 101, 102], excluded_token_ids=[100])
+    ends = dict(prefix_token_ids=[101], suffix_token_ids=[102])
+    model = EnergyModel(bert_base(), **roles, **ends).to("cuda", dtype)
+    settings = dict(lengths=LENGTH, num_chains=CHAINS, seed=0, exclude_current=True)
+    model.generate(num_epochs=1, **settings)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    out = model.generate(num_epochs=2, **settings)
+    torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    other = model.generate(num_epochs=2, token_budget=20_000, **settings)
+    same = float((out.sequences == other.sequences).all(1).double().mean())
+    rate = out.num_masked_rows / took
+    peak = matrix_rate(dtype)
+    budget = model._row_runner().token_budget
+    return [str(dtype), budget, rate, peak / 1e12, rate * row_flops(model) / peak, same]
+
+
+def main() -> None:
+    """Prints the table."""
+    if not torch.cuda.is_available():
+        print("There is no CUDA card here.")
+        return
+    logging.disable_progress_bar()
+    print(describe_machine())
+    header = ["dtype", "token budget", "rows/s", "matrix TFLOP/s", "share of it", "chains equal at another budget"]
+    print_table(header, [measure(torch.bfloat16), measure(torch.float32)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Metropolis–Hastings on the embedded model: `generate` against a plain and a careful loop.
+
+1. Same law, one position a step: masked rows a step and steps a second.
+2. Equal budgets of masked rows: effective samples of the energy and tokens changed, per row and per second, for the
+   careful loop and for settings of `generate` that have the same target. The mean energies must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.common import describe_machine, print_table
+from benchmarks.loops import CarefulLoop, PlainLoop
+from hf_ebm.assets import load_embedded
+from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.sampling.diagnostics import energy_diagnostics
+
+CHAINS = 16
+_BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
+SETTINGS = {
+    "single site": {},
+    "single site, exclude_current": {"exclude_current": True},
+    "single site, delayed w=1": {"delayed_acceptance": 1},
+    "2 scattered, parallel": {"block_size": 2},
+    "3 contiguous, parallel": {"block_size": 3, "block_layout": "contiguous"},
+    "2 contiguous, sequential": {"block_size": 2, **_BLOCKS},
+    "3 contiguous, sequential": {"block_size": 3, **_BLOCKS},
+    "4 contiguous, sequential": {"block_size": 4, **_BLOCKS},
+    "1 and 3, sequential": {"block_size": [1, 3], **_BLOCKS},
+    "3 contiguous, sequential, delayed w=1": {"block_size": 3, "delayed_acceptance": 1, **_BLOCKS},
+    "1, 3 and 5, sequential, delayed w=1": {"block_size": [1, 3, 5], "delayed_acceptance": 1, **_BLOCKS},
+}
+QUICK = ("single site", "3 contiguous, sequential", "3 contiguous, sequential, delayed w=1")
+
+
+def steps_per_second(model, length: int, epochs: int) -> list[list]:
+    """Part 1: a row for each of the three programs."""
+    support = proposal_support(model, None)
+    start = model.generate(lengths=length, num_chains=CHAINS, num_epochs=1, seed=0).sequences
+    steps, rows = epochs * length, {}
+    for name, loop, per_step in (
+        ("plain loop", PlainLoop, 2 * length + 1),
+        ("careful loop", CarefulLoop, length + 1),
+    ):
+        program = loop(model.mlm, model.config.mask_token_id, length, support)
+        began = time.perf_counter()
+        program.run(start, CHAINS * per_step * steps)
+        rows[name] = (program.rows / CHAINS / steps, steps / (time.perf_counter() - began))
+    # The start's energies (CHAINS * length rows) are evaluated outside the loops' clocks, so they are left out here.
+    began = time.perf_counter()
+    out = model.generate(input_ids=start, num_epochs=epochs, seed=1, block_size=1)
+    took = time.perf_counter() - began
+    rows["hf_ebm"] = ((out.num_masked_rows - CHAINS * length) / CHAINS / steps, steps / took)
+    ours = rows["hf_ebm"][1]
+    return [[length, name, per_step, speed, ours / speed] for name, (per_step, speed) in rows.items()]
+
+
+def equal_rows(model, length: int, row_budget: int, names: list[str]) -> list[list]:
+    """Part 2: a row for the careful loop and for each setting."""
+    support = proposal_support(model, None)
+    start = model.generate(lengths=length, num_chains=CHAINS, num_epochs=1, seed=0).sequences
+    loop = CarefulLoop(model.mlm, model.config.mask_token_id, length, support)
+    began = time.perf_counter()
+    energies, changed = loop.run(start, row_budget)
+    rows = [_measures("careful loop, single site", energies, changed, loop.rows, time.perf_counter() - began)]
+    for name in names:
+        began = time.perf_counter()
+        energies, changed, used = _spend(model, start, row_budget, SETTINGS[name])
+        rows.append(_measures(name, energies, changed, used, time.perf_counter() - began))
+    base = rows[0]
+    return [[length, *row, row[5] / base[5], row[6] / base[6]] for row in rows]
+
+
+def _spend(model, start, row_budget: int, settings: dict):
+    """Runs until the budget of rows is spent."""
+
+    class Spent:
+        def __call__(self, ids, scores):
+            done = runner.num_rows - before >= row_budget
+            return torch.full((len(ids),), done, dtype=torch.bool)
+
+    runner = model._row_runner()
+    before = runner.num_rows
+    out = model.generate(input_ids=start, num_epochs=100_000, seed=1, stopping_criteria=[Spent()], **settings)
+    return out.trace.energy, int(out.trace.tokens_changed.sum()), out.num_masked_rows
+
+
+def _measures(name: str, energies: torch.Tensor, changed: int, rows: int, took: float) -> list:
+    kept = energies[:, energies.shape[1] // 4 :]  # the first quarter is burn-in
+    found = energy_diagnostics(kept)
+    share = kept.shape[1] / energies.shape[1]
+    return [
+        name, rows, took, f"{float(kept.mean()):.2f} ± {float(kept.mean(1).std() / CHAINS**0.5):.2f}", found.r_hat,
+        1000 * found.ess_bulk / (rows * share), found.ess_bulk / (took * share), 1000 * changed / rows, changed / took,
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[12, 32])
+    parser.add_argument("--epochs", type=int, default=2, help="epochs timed in part 1")
+    parser.add_argument("--rows", type=int, default=60_000, help="masked rows per setting in part 2")
+    parser.add_argument("--quick", action="store_true", help="only the most telling settings in part 2")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.disable_progress_bar()
+    model, _ = load_embedded()
+    print(describe_machine())
+    print(f"\nThe same law, one position a step, {CHAINS} chains:")
+    rows = [row for length in arguments.lengths for row in steps_per_second(model, length, arguments.epochs)]
+    print_table(["free positions", "program", "masked rows/step/chain", "steps/s", "hf_ebm is faster by"], rows)
+    names = list(QUICK if arguments.quick else SETTINGS)
+    print(f"\nThe same target, about {arguments.rows} masked rows each, {CHAINS} chains:")
+    header = [
+        "free positions",
+        "program and settings",
+        "rows",
+        "s",
+        "mean energy ± s.e.",
+        "split R-hat",
+        "ESS/1000 rows",
+    ]
+    header += ["ESS/s", "changes/1000 rows", "changes/s", "ESS/row vs careful", "ESS/s vs careful"]
+    tables = [row for length in arguments.lengths for row in equal_rows(model, length, arguments.rows, names)]
+    print_table(header, tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+"""What `generate` promises: chains that depend on nothing but seed and number, every option, every refusal."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+
+from hf_ebm import ChainGenerationConfig, EnergyModel, TextEnergy
+from hf_ebm.sampling.run import ChainRun
+from tests.conftest import tiny_energy_model, tiny_mlm
+
+BASE = dict(lengths=4, num_chains=3, num_epochs=4, seed=7)
+VARIED = [
+    {},
+    {"block_size": 2, "block_fill": "sequential", "block_layout": "contiguous"},
+    {"delayed_acceptance": 0, "exclude_current": True},
+    {"kernel": "gibbs", "proposal_top_k": 2},
+    {"kernel": "mask_predict"},
+    {"lengths": {3: 0.5, 5: 0.5}, "burn_in": 1, "thinning": 2},
+    {"lengths": [2, 5], "warm_start": "mask_predict"},
+]
+
+
+def equal(one, other) -> bool:
+    """Outputs hold the same chains."""
+    return torch.equal(one.samples, other.samples) and torch.allclose(one.energies, other.energies)
+
+
+@pytest.mark.parametrize("extra", VARIED)
+def test_chains_depend_on_nothing_beside_them(extra):
+    model = tiny_energy_model()
+    settings = BASE | extra
+    together = model.generate(**settings)
+    assert equal(together, model.generate(**settings))
+    assert equal(together, model.generate(**settings, token_budget=9))
+    for row, key in enumerate(zip(together.prompt_indices.tolist(), together.chain_indices.tolist(), strict=True)):
+        alone = model.generate(**settings, chain_keys=[key])
+        attended = together.attention_mask[row].bool()
+        assert torch.equal(alone.samples[0][:, alone.attention_mask[0].bool()], together.samples[row][:, attended])
+        torch.testing.assert_close(alone.energies[0], together.energies[row], rtol=1e-5, atol=1e-5)
+
+
+def test_more_chains_leave_the_first_ones_alone_and_seeds_matter():
+    model = tiny_energy_model()
+    few, many = model.generate(**BASE), model.generate(**BASE | {"num_chains": 8})
+    assert torch.equal(few.samples, many.samples[:3])
+    assert not torch.equal(few.samples, model.generate(**BASE | {"seed": 8}).samples)
+    torch.manual_seed(0)
+    drawn = model.generate(**BASE | {"seed": None})
+    torch.manual_seed(0)
+    assert drawn.seed == model.generate(**BASE | {"seed": None}).seed
+
+
+class StopAfter(StoppingCriteria):
+    """Stops (or raises) after some epochs."""
+
+    def __init__(self, epochs: int, error: type[BaseException] | None = None):
+        self.left, self.error = epochs, error
+
+    def __call__(self, input_ids, scores):
+        self.left -= 1
+        if self.left == 0 and self.error:
+            raise self.error("killed")
+        return torch.full((len(input_ids),), self.left <= 0)
+
+
+@pytest.mark.parametrize("extra", [VARIED[1], VARIED[2], VARIED[5]])
+def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, extra):
+    model = tiny_energy_model()
+    settings = BASE | {"num_epochs": 6} | extra
+    whole = model.generate(**settings)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**settings, save_state_to=tmp_path, stopping_criteria=[StopAfter(2, KeyboardInterrupt)])
+    assert ChainRun.load(tmp_path).epoch == 2
+    rest = model.generate(resume_from=tmp_path, save_state_to=tmp_path)
+    assert equal(whole, rest)
+    assert rest.num_masked_rows == whole.num_masked_rows
+    for name in whole.trace._fields:
+        torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    model = tiny_energy_model()
+    model.generate(**BASE, save_state_to=tmp_path)
+    assert equal(model.generate(**BASE | {"num_epochs": 9}), model.generate(resume_from=tmp_path, num_epochs=9))
+    with pytest.raises(ValueError, match="saved run has block_size=1, not 2"):
+        model.generate(resume_from=tmp_path, block_size=2)
+    with pytest.raises(ValueError, match="it is not the run's model"):
+        tiny_energy_model(seed=1).generate(resume_from=tmp_path, num_epochs=9)
+    with pytest.raises(ValueError, match="samples 'local', this model 'raw'"):
+        tiny_energy_model("raw").generate(resume_from=tmp_path)
+
+
+def test_damaged_and_unwritable_states_are_refused(tmp_path):
+    model = tiny_energy_model()
+    model.generate(**BASE, save_state_to=tmp_path / "state")
+    tensors = next((tmp_path / "state").glob("*.safetensors"))
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "state")
+    header = tmp_path / "state" / "state.json"
+    header.write_text(header.read_text()[:-20])
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "state")
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="save_state_to: cannot write"):
+        model.generate(**BASE, save_state_to=tmp_path / "file" / "below")
+
+
+def test_settings_save_with_the_model_and_load_back(tmp_path):
+    model = tiny_energy_model()
+    model.generation_config = ChainGenerationConfig(
+        kernel="metropolis_hastings", lengths={3: 0.25, 4: 0.75}, num_chains=2, num_epochs=5, burn_in=1, thinning=2,
+        seed=3, block_size=3, final_block_size=1, block_fill="sequential", block_layout="contiguous",
+        order="sequential", energy_temperature=1.5, energy_temperature_decay=0.1, min_energy_temperature=0.9,
+        proposal_temperature=1.2, proposal_top_k=3, proposal_top_p=0.9, proposal_epsilon=0.05, exclude_current=True,
+        delayed_acceptance=1, warm_start="greedy", accept_all_epochs=1, suppress_tokens=[8],
+    )  # fmt: skip
+    model.save_pretrained(tmp_path)
+    loaded = EnergyModel.from_pretrained(tmp_path)
+    assert loaded.generation_config.settings() == model.generation_config.settings()
+    assert None not in (getattr(model.generation_config, name) for name in model.generation_config.settings())
+    assert len(model.generation_config.settings()) == len(ChainGenerationConfig._get_default_generation_params())
+    out = loaded.generate()
+    assert equal(out, model.generate()) and 8 not in out.samples
+    assert out.trace.block_size[0].tolist() == [3, 2, 2, 2, 1]
+    assert out.trace.temperature[0].tolist() == pytest.approx([1.5, 1.4, 1.3, 1.2, 1.1])
+    assert out.kept_epochs == (1, 3)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps(saved | {"beam_size": 4}))
+    with pytest.raises(ValueError, match="unknown generation settings: beam_size"):
+        EnergyModel.from_pretrained(tmp_path)
+
+
+REFUSED = {
+    "kernel": ["nuts"], "block_size": [0, -1, 1.5, [], [1, 0]], "lengths": [0, [], [3, 0], {3: -1.0}, {}],
+    "num_chains": [0], "num_epochs": [0, 2.5], "burn_in": [-1, 4], "thinning": [0], "energy_temperature": [0, -1.0],
+    "proposal_temperature": [0.0, float("inf")], "min_energy_temperature": [0], "energy_temperature_decay": [-0.1],
+    "proposal_top_k": [0, 2.0], "proposal_top_p": [0.0, 1.2, "much"], "proposal_epsilon": [-0.1, 1.0],
+    "delayed_acceptance": [-1], "accept_all_epochs": [-1, 5], "block_fill": ["slow"], "block_layout": ["square"],
+    "order": ["backwards"], "warm_start": ["cold"], "seed": [-1], "suppress_tokens": [5, [-1], [99]],
+    "exclude_current": ["yes"], "final_block_size": [0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name,value", [(name, value) for name, values in REFUSED.items() for value in values])
+def test_bad_settings_are_refused_before_any_work(name, value):
+    model = tiny_energy_model()
+    with pytest.raises(ValueError, match=name):
+        model.generate(**BASE | {name: value})
+    assert model._row_runner().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "extra,message",
+    [
+        ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size contradicts"),
+        ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance belongs to kernel"),
+        ({"kernel": "mask_predict", "exclude_current": True}, "exclude_current belongs to kernel"),
+        ({"proposal_top_k": 1, "proposal_epsilon": 0.0}, "a chain could never move"),
+        ({"temperature": 0.5}, "unknown generation settings: temperature"),
+        ({"block_size": 5}, "block_size 5 is above the 4 free positions"),
+        ({"lengths": 40}, "lengths: 40 free tokens"),
+        ({"suppress_tokens": [5, 6, 7, 8]}, "no token is left"),
+        ({"chain_keys": [(1, 0)]}, "chain_keys"),
+        ({"chain_keys": []}, "chain_keys"),
+        ({"attention_mask": torch.ones(1, 4)}, "attention_mask was given without input_ids"),
+        ({"lengths": None}, "neither input_ids nor lengths"),
+    ],
+)
+def test_contradictions_are_refused(extra, message):
+    model = tiny_energy_model()
+    with pytest.raises(ValueError, match=message):
+        model.generate(**BASE | extra)
+    assert model._row_runner().num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "inputs,message",
+    [
+        ({"input_ids": torch.tensor([[1, 5, 99, 2]])}, "position 2 holds id 99"),
+        ({"input_ids": torch.tensor([[1, 5, -1, 2]])}, "position 2 holds id -1"),
+        ({"input_ids": torch.tensor([[1, 2]])}, "prompt 0 has no free position"),
+        ({"input_ids": torch.tensor([1, 5, 2])}, "shape"),
+        ({"input_ids": torch.tensor([[1.0, 5.0]])}, "token ids"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "attention_mask": torch.ones(1, 4)}, "attention_mask has shape"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "free_mask": torch.ones(2, 3)}, "free_mask has shape"),
+        ({"input_ids": torch.tensor([[1, 5, 3, 2]]), "free_mask": torch.tensor([[0, 1, 0, 0]])}, "mask token at fixed"),
+        ({"input_ids": torch.full((1, 40), 5)}, "40 tokens, the model has positions for 32"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "token_type_ids": torch.ones(1, 3)}, "token_type_ids"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "encoder_input_ids": torch.ones(1, 3).long()}, "encoder_input_ids"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "generation_config": 5}, "generation_config must be"),
+    ],
+)
+def test_bad_inputs_are_refused(inputs, message):
+    model = tiny_energy_model()
+    with pytest.raises(ValueError, match=message):
+        model.generate(**inputs)
+    assert model._row_runner().num_rows == 0
+
+
+def test_sampling_without_token_roles_is_refused():
+    model = EnergyModel(tiny_mlm(), energy="raw", mask_token_id=3)
+    with pytest.raises(ValueError, match="sampling needs mask_token_id and special_token_ids"):
+        model.generate(**BASE)
+
+
+def test_where_chains_start_and_what_stays_fixed():
+    """Without masks every word is free and the chain starts at the text; [UNK] is filled; fixed words stay."""
+    model = tiny_energy_model()
+    text = torch.tensor([[1, 5, 6, 7, 8, 2]])
+    nearly = model.generate(input_ids=text, num_chains=40, num_epochs=1, proposal_temperature=1e-3, seed=0,
+                            stopping_criteria=[StopAfter(1)], free_mask=torch.tensor([[0, 0, 1, 0, 0, 0]]))  # fmt: skip
+    assert (nearly.sequences[:, [0, 1, 3, 4, 5]] == text[:, [0, 1, 3, 4, 5]]).all()
+    unknown = model.generate(input_ids=torch.tensor([[1, 5, 4, 7, 2]]), num_chains=20, num_epochs=1, seed=0)
+    assert not torch.isin(unknown.samples[..., 1:-1], torch.tensor([0, 1, 2, 3, 4])).any()
+    left_padded = model.generate(
+        input_ids=torch.tensor([[0, 0, 1, 3, 6, 2]]), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]), seed=1
+    )
+    plain = model.generate(input_ids=torch.tensor([[1, 3, 6, 2]]), seed=1)
+    assert torch.equal(left_padded.samples[..., 2:], plain.samples)
+    torch.testing.assert_close(left_padded.energies, plain.energies)
+
+
+def test_rejected_chains_are_unchanged_and_huge_differences_do_not_overflow():
+    """Extra energies of thousands of nats: no NaN, and a chain that may not move is bit for bit where it was."""
+    model = tiny_energy_model()
+    start = torch.tensor([[1, 5, 6, 7, 8, 2]])
+
+    def far_away(ids):
+        return 5_000.0 * (ids != start).sum(1).double()
+
+    out = model.generate(input_ids=start, num_chains=8, num_epochs=3, seed=0, extra_energies=[(1.0, far_away)])
+    assert (out.samples == start).all() and out.energies.isfinite().all()
+    assert float(out.trace.novel_rate.max()) == 0.0 and float(out.trace.acceptance_rate.max()) < 1.0
+    pull = model.generate(input_ids=start, num_chains=8, num_epochs=60, seed=0, extra_energies=[(-1.0, far_away)])
+    assert ((pull.sequences != start).sum(1) == 4).all()
+
+
+def test_hard_constraint_from_outside_is_entered_and_never_left():
+    model = tiny_energy_model()
+
+    def keyword(ids):
+        return torch.where((ids == 8).any(1), 0.0, torch.inf).double()
+
+    out = model.generate(
+        input_ids=torch.tensor([[1, 5, 5, 5, 2]]), num_chains=50, num_epochs=30, seed=0, extra_energies=[(1.0, keyword)]
+    )
+    has = (out.samples == 8).any(2)
+    assert has[:, -1].all() and not has[:, 0].all()
+    assert (has[:, 1:] | ~has[:, :-1]).all()
+    assert (out.energies.isinf() == ~has).all()
+
+
+@pytest.mark.parametrize("bad", [lambda ids: ids.float(), lambda ids: torch.full((len(ids),), float("nan"))])
+def test_extra_energies_are_checked(bad):
+    with pytest.raises(ValueError, match="extra energy 0 returned"):
+        tiny_energy_model().generate(**BASE, extra_energies=[(1.0, bad)])
+
+
+def test_text_energy_adapts_functions_of_texts():
+    class Decoder:
+        def batch_decode(self, ids, skip_special_tokens):
+            assert skip_special_tokens
+            return [" ".join(map(str, row.tolist())) for row in ids]
+
+    energy = TextEnergy(lambda texts: [float(text.count("5")) for text in texts], Decoder())
+    assert energy(torch.tensor([[1, 5, 5, 2], [1, 6, 7, 2]])).tolist() == [2.0, 0.0]
+
+
+class SeesNoCurrentTokens(LogitsProcessor):
+    """Records what a processor is shown."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids.clone())
+        scores[:, 5] -= 1.0  # in place, as some processors do
+        return scores
+
+
+def test_processors_see_the_masked_sequence_and_may_work_in_place():
+    from tests.sampling.oracle import exact_target, total_variation_limit
+
+    model = tiny_energy_model()
+    processor = SeesNoCurrentTokens()
+    out = model.generate(lengths=3, num_chains=1000, num_epochs=12, seed=0,
+                         logits_processor=LogitsProcessorList([processor]))  # fmt: skip
+    assert all((ids == 3).any(1).all() for ids in processor.seen)
+    exact = exact_target(model, [5, 6, 7, 8], 3)
+    assert exact.total_variation(out.sequences[:, 1:-1]) < total_variation_limit(exact, 1000)
+
+
+def test_streamer_sees_accepted_changes():
+    class Streamer:
+        def __init__(self):
+            self.first, self.drafts, self.ended = None, [], False
+
+        def put(self, value):
+            self.first = value
+
+        def put_draft(self, value):
+            self.drafts.append(value)
+
+        def end(self):
+            self.ended = True
+
+    streamer = Streamer()
+    out = tiny_energy_model().generate(**BASE, streamer=streamer)
+    states = [streamer.first, *streamer.drafts]
+    assert streamer.ended and torch.equal(states[-1], out.sequences)
+    assert all((a != b).any() for a, b in itertools.pairwise(states))
+    assert sum(int((a != b).sum()) for a, b in itertools.pairwise(states)) == int(out.trace.tokens_changed.sum())
+
+
+def test_stopping_criteria_end_the_run_early():
+    out = tiny_energy_model().generate(**BASE, stopping_criteria=[StopAfter(2)])
+    assert out.trace.energy.shape == (3, 2) and out.samples.shape[1] == 2 and out.kept_epochs == (0, 1)
+
+
+def test_a_truncated_proposal_that_sticks_is_warned_about(caplog):
+    from transformers.utils import logging
+
+    model = tiny_energy_model()
+    logging.warning_once.cache_clear()  # another test may have raised it
+    logging.enable_propagation()
+    with caplog.at_level("WARNING"):
+        model.generate(input_ids=torch.tensor([[1, 5, 6, 7, 8, 2]]), num_chains=30, num_epochs=3, proposal_top_k=2,
+                       proposal_epsilon=0.0, seed=0)  # fmt: skip
+    logging.disable_propagation()
+    assert sum("truncated proposal" in record.message for record in caplog.records) == 1
+
+
+def test_accept_all_epochs_only_initialise():
+    out = tiny_energy_model().generate(**BASE | {"num_epochs": 5, "accept_all_epochs": 2, "burn_in": 2})
+    assert (out.trace.acceptance_rate[:, :2] == 1).all()
+    model = tiny_energy_model()
+    for energies, ids in zip(out.energies.T, out.samples.transpose(0, 1), strict=True):
+        torch.testing.assert_close(energies, model(ids).energy.double(), rtol=1e-5, atol=1e-4)
+
+
+def test_no_autograd_graph_and_training_mode_is_restored():
+    model = tiny_energy_model(hidden_dropout_prob=0.2).train()
+    out = model.generate(**BASE)
+    assert model.training and model.mlm.training
+    assert not out.energies.requires_grad and not out.trace.energy.requires_grad
+    assert equal(out, model.eval().generate(**BASE))
+
+
+def test_mask_predict_by_hand():
+    """n (N - t) / N least confident positions are masked anew; checked against a plain re-implementation."""
+    model = tiny_energy_model(seed=4)
+    out = model.generate(lengths=4, num_epochs=3, kernel="mask_predict", seed=0)
+    ids, confidence = torch.tensor([1, 3, 3, 3, 3, 2]), torch.full((6,), torch.inf)
+    confidence[1:5] = -torch.inf
+    for iteration in range(3):
+        again = confidence.argsort(stable=True)[: 4 * (3 - iteration) // 3]
+        ids[again] = 3
+        logits = model.mlm(input_ids=ids[None]).logits[0].detach()
+        logits[:, [0, 1, 2, 3, 4]] = -torch.inf
+        best = logits.log_softmax(-1).max(-1)
+        ids[again], confidence[again] = best.indices[again], best.values[again]
+    assert out.sequences[0].tolist() == ids.tolist()
+    assert float(out.mean_log_probabilities) == pytest.approx(float(confidence[1:5].mean()), abs=1e-5)
+    torch.testing.assert_close(out.energies[:, 0], model(ids[None]).energy.double(), rtol=1e-5, atol=1e-4)
+
+
+def test_inference_data_has_one_prompt_a_column():
+    model = tiny_energy_model()
+    out = model.generate(**BASE | {"lengths": [2, 4], "num_epochs": 6, "burn_in": 1})
+    data = out.to_inference_data()
+    assert dict(data.posterior.energy.sizes) == {"chain": 3, "draw": 5, "prompt": 2}
+    expected = out.energies[out.prompt_indices == 1]
+    assert (data.posterior.energy.sel(prompt=1).values == expected.numpy()).all()
+    assert "acceptance_rate" in data.sample_stats
+    with pytest.raises(ValueError, match="same number of chains"):
+        model.generate(**BASE | {"lengths": [2, 4]}, chain_keys=[(0, 0), (0, 1), (1, 0)]).to_inference_data()
+
+
+def test_r_hat_tells_mixed_from_stuck_chains():
+    import arviz
+
+    model = tiny_energy_model()
+    mixed = model.generate(lengths=4, num_chains=8, num_epochs=60, burn_in=10, seed=0)
+    stuck = model.generate(lengths=4, num_chains=8, num_epochs=60, burn_in=10, seed=0, energy_temperature=0.15)
+    r_hat = [float(arviz.rhat(out.to_inference_data(), method="split").energy.values[0]) for out in (mixed, stuck)]
+    assert r_hat[0] < 1.1 < r_hat[1]
+
+
+def test_lengths_are_drawn_from_their_distribution():
+    out = tiny_energy_model().generate(lengths={2: 0.25, 3: 0.75, 6: 0.0}, num_chains=400, num_epochs=1, seed=0)
+    drawn = out.attention_mask.sum(1) - 2
+    assert set(drawn.tolist()) == {2, 3}
+    assert float((drawn == 2).double().mean()) == pytest.approx(0.25, abs=0.07)
