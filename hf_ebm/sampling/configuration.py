@@ -37,6 +37,20 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+# Settings that a kernel doesn't use; with it they may only have their defaults.
+_OF_METROPOLIS_HASTINGS = (
+    "energy_temperature", "energy_temperature_decay", "exclude_current", "delayed_acceptance", "accept_all_epochs",
+)  # fmt: skip
+_OF_SAMPLING = (
+    "burn_in", "thinning", "block_size", "final_block_size", "block_fill", "block_layout", "order",
+    "proposal_temperature", "proposal_top_k", "proposal_top_p", "proposal_epsilon",
+)  # fmt: skip
+_WITHOUT_EFFECT = {
+    "gibbs": _OF_METROPOLIS_HASTINGS,
+    "mask_predict": (*_OF_METROPOLIS_HASTINGS, *_OF_SAMPLING),
+}
+
+
 class ChainGenerationConfig(GenerationConfig):
     """Settings of `EnergyModel.generate`. A field left `None` takes the model's setting, else the default given here.
 
@@ -85,8 +99,8 @@ class ChainGenerationConfig(GenerationConfig):
         self.transformers_version = kwargs.pop("transformers_version", None)
         if kwargs:
             raise ValueError(f"unknown generation settings: {', '.join(sorted(kwargs))}; known: {', '.join(_DEFAULTS)}")
-        if isinstance(self.lengths, dict):  # JSON turns the keys into strings
-            self.lengths = {int(length): float(weight) for length, weight in self.lengths.items()}
+        if isinstance(self.lengths, dict):
+            self.lengths = {_whole_key(length): weight for length, weight in self.lengths.items()}
         self.validate()
 
     @staticmethod
@@ -104,6 +118,9 @@ class ChainGenerationConfig(GenerationConfig):
         Raises:
             ValueError: for unknown overrides and contradictions.
         """
+        unknown = sorted(set(overrides) - set(_DEFAULTS))
+        if unknown:
+            raise ValueError(f"unknown generation settings: {', '.join(unknown)}; known: {', '.join(_DEFAULTS)}")
         layers = (_DEFAULTS, base.settings(), self.settings(), {k: v for k, v in overrides.items() if v is not None})
         merged = {name: value for layer in layers for name, value in layer.items()}
         return type(self)(**merged)
@@ -123,8 +140,9 @@ class ChainGenerationConfig(GenerationConfig):
             self._check_whole(name, 1)
         for name in ("burn_in", "seed", "delayed_acceptance", "accept_all_epochs"):
             self._check_whole(name, 0)
-        for name in ("energy_temperature", "min_energy_temperature", "proposal_temperature"):
+        for name in ("energy_temperature", "min_energy_temperature"):
             self._check_number(name, lambda v: 0 < v < float("inf"), "a number above 0")
+        self._check_number("proposal_temperature", lambda v: 1e-6 <= v < float("inf"), "a number from 0.000001 up")
         self._check_number("energy_temperature_decay", lambda v: 0 <= v < float("inf"), "a number from 0 up")
         self._check_number("proposal_top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
         self._check_number("proposal_epsilon", lambda v: 0 <= v < 1, "a number from 0 up and below 1")
@@ -157,7 +175,7 @@ class ChainGenerationConfig(GenerationConfig):
             raise ValueError(f"lengths must be whole numbers from 1 up, got {self.lengths!r}")
         if isinstance(self.lengths, dict):
             weights = list(self.lengths.values())
-            if not all(0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
+            if not all(isinstance(w, (int, float)) and 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
                 raise ValueError(f"lengths: the weights must be from 0 up and not all 0, got {self.lengths!r}")
         tokens = self.suppress_tokens
         if tokens is not None and not (isinstance(tokens, list) and all(_is_whole(i) and i >= 0 for i in tokens)):
@@ -173,17 +191,22 @@ class ChainGenerationConfig(GenerationConfig):
             raise ValueError(f"accept_all_epochs ({self.accept_all_epochs}) must not exceed num_epochs ({epochs})")
         if isinstance(self.block_size, list) and self.final_block_size is not None:
             raise ValueError("block_size is a list, which is cycled through; final_block_size contradicts it")
-        if self.kernel not in (None, "metropolis_hastings"):
-            for name in ("delayed_acceptance", "exclude_current", "accept_all_epochs"):
-                if getattr(self, name) not in (None, False, 0) or (
-                    name == "delayed_acceptance" and self.delayed_acceptance == 0
-                ):
-                    raise ValueError(f"{name} belongs to kernel 'metropolis_hastings' and contradicts {self.kernel!r}")
+        floor, start = self.min_energy_temperature, self.energy_temperature
+        if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
+            raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
+        for name in _WITHOUT_EFFECT.get(self.kernel, ()):
+            if getattr(self, name) not in (None, _DEFAULTS[name]):
+                raise ValueError(f"{name} has no effect with kernel {self.kernel!r}, so setting it contradicts it")
         if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.kernel in (None, "metropolis_hastings"):
             raise ValueError(
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
                 "raise proposal_top_k or proposal_epsilon"
             )
+
+
+def _whole_key(length):
+    """JSON turns the keys of a dict into strings; anything else that is no whole number is left to `validate`."""
+    return int(length) if isinstance(length, str) and length.isdecimal() else length
 
 
 def _is_whole(value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from hf_ebm.sampling.target import ChainState
+from hf_ebm.sampling.target import ChainState, Target
+from hf_ebm.scoring.rows import EncoderContext
 
 STATE_FORMAT = 1
 
@@ -48,7 +49,7 @@ class Trace(NamedTuple):
         return Trace(*(values[:, :epochs] for values in self))
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChainRun:
     """Everything a run has computed so far; its arrays are on the CPU but for the state.
 
@@ -62,6 +63,7 @@ class ChainRun:
         num_masked_rows: masked rows run.
         recipe: what the run is of: settings, seed, chain keys; a state only continues the same recipe.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
+        context: encoder states of encoder-decoder models.
     """
 
     state: ChainState
@@ -75,26 +77,30 @@ class ChainRun:
     start: Tensor
     stop: Tensor
     free: Tensor
+    context: EncoderContext | None = None
 
     @classmethod
-    def begin(cls, state: ChainState, recipe: dict, start: Tensor, stop: Tensor, free: Tensor) -> ChainRun:
+    def begin(cls, state: ChainState, recipe: dict, target: Target) -> ChainRun:
         """A run that has done nothing yet."""
         chains, length = state.ids.shape
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
-        return cls(state, 0, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, start, stop, free)
+        where = (target.start, target.stop, target.free.cpu(), target.context)
+        return cls(state, 0, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, *where)
 
-    def make_room(self, epochs: int, samples: int) -> None:
-        """Makes room for so many epochs and kept samples in all."""
+    def with_room(self, epochs: int, samples: int) -> ChainRun:
+        """The run with room for so many epochs and kept samples in all."""
         chains, _, length = self.samples.shape
-        more_samples, more_epochs = samples - self.samples.shape[1], epochs - self.trace.energy.shape[1]
-        if more_epochs > 0:
-            room = Trace.empty(chains, more_epochs)
-            self.trace = Trace(*(torch.cat(pair, 1) for pair in zip(self.trace, room, strict=True)))
-        if more_samples > 0:
-            self.samples = torch.cat([self.samples, self.samples.new_zeros(chains, more_samples, length)], 1)
-            room = self.sample_energies.new_full((chains, more_samples), torch.nan)
-            self.sample_energies = torch.cat([self.sample_energies, room], 1)
+        more_samples = max(0, samples - self.samples.shape[1])
+        room = Trace.empty(chains, max(0, epochs - self.trace.energy.shape[1]))
+        return replace(
+            self,
+            trace=Trace(*(torch.cat(pair, 1) for pair in zip(self.trace, room, strict=True))),
+            samples=torch.cat([self.samples, self.samples.new_zeros(chains, more_samples, length)], 1),
+            sample_energies=torch.cat(
+                [self.sample_energies, self.sample_energies.new_full((chains, more_samples), torch.nan)], 1
+            ),
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the run to folder `path`, atomically: a kill at any time leaves the last complete state."""
@@ -103,6 +109,8 @@ class ChainRun:
         tensors |= {f"state.{name}": value for name, value in self.state._asdict().items()}
         tensors |= {name: getattr(self, name) for name in ("start", "stop", "free")}
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
+        if self.context is not None:
+            tensors |= {f"context.{name}": value for name, value in self.context._asdict().items()}
         blob = save({name: value.cpu().contiguous() for name, value in tensors.items()})
         digest = hashlib.sha256(blob).hexdigest()
         # The tensors get a name of their own; the JSON that names them is put in place last.
@@ -114,6 +122,7 @@ class ChainRun:
             "num_masked_rows": self.num_masked_rows,
         }
         header |= {"recipe": self.recipe, "tensors": tensor_file, "sha256": digest}
+        header["header_sha256"] = _digest_of(header)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _write_atomically(folder / tensor_file, blob)
@@ -130,6 +139,8 @@ class ChainRun:
         folder = Path(path)
         try:
             header = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            if header.pop("header_sha256") != _digest_of(header):
+                raise ValueError("state.json is not what was written")
             blob = (folder / header["tensors"]).read_bytes()
             if header["format"] != STATE_FORMAT:
                 raise ValueError(f"format {header['format']}, this version reads {STATE_FORMAT}")
@@ -140,11 +151,17 @@ class ChainRun:
                 "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
                 "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
             }
+            if "context.states" in tensors:
+                parts["context"] = EncoderContext(*(tensors[f"context.{name}"] for name in EncoderContext._fields))
             parts |= {f.name: header[f.name] for f in fields(cls) if f.name in header}
             parts |= {f.name: tensors[f.name] for f in fields(cls) if f.name in tensors}
             return cls(**parts)
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ValueError(f"resume_from: {folder} holds no complete state of chains: {error!r}") from error
+
+
+def _digest_of(header: dict) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +42,8 @@ def run_epoch(
     target: Target,
     warp: Warp,
     on_step: Callable[[Tensor], None] | None = None,
-) -> None:
-    """Runs one epoch of all chains and records it in `run`.
+) -> ChainRun:
+    """Runs one epoch of all chains and returns the run with it; `run` itself stays a complete run without it.
 
     Args:
         config: complete settings (`ChainGenerationConfig.resolved`).
@@ -71,16 +72,17 @@ def run_epoch(
         proposed += (block.size > 0).cpu()
         if on_step is not None and bool(info.tokens_changed.any()):
             on_step(state.ids)
-    run.state = target.state(state.ids) if always else state
-    record = (run.state.energy.cpu(), accepted / proposed, novel / proposed, changed, size, temperature)
+    state = target.state(state.ids) if always else state
+    sizes = target.free.sum(1).cpu().clamp(max=size)
+    record = (state.energy.cpu(), accepted / proposed, novel / proposed, changed, sizes, temperature)
+    # Written where `run` has room but no epoch yet, so an interruption leaves it as it was.
     for values, value in zip(run.trace, record, strict=True):
         values[:, epoch] = torch.as_tensor(value, dtype=torch.float64)
-    if epoch >= config.burn_in and (epoch - config.burn_in) % config.thinning == 0:
-        run.samples[:, run.kept] = run.state.ids.cpu()
-        run.sample_energies[:, run.kept] = run.state.energy.cpu()
-        run.kept += 1
-    run.epoch += 1
-    run.num_masked_rows += target.runner.num_rows - rows_before
+    kept = kept_samples(epoch + 1, config.burn_in, config.thinning)
+    if kept > run.kept:
+        run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids.cpu(), state.energy.cpu()
+    rows = run.num_masked_rows + target.runner.num_rows - rows_before
+    return replace(run, state=state, epoch=epoch + 1, kept=kept, num_masked_rows=rows)
 
 
 def epoch_steps(

@@ -64,7 +64,7 @@ class Target:
         context = self.context
         if context is not None:
             context = EncoderContext(context.states[chains], context.lengths[on_cpu])
-        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context)
+        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains)
 
     def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
         """Energy terms (N, T) of `ids` at `wanted` (N, T), 0 elsewhere, float64. One masked row per term."""
@@ -79,7 +79,7 @@ class Target:
         """(N,) weighted sum of the extra energies, float64. Raises `ValueError` for NaN or minus infinity."""
         total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
         for number, (weight, function) in enumerate(self.extra):
-            value = torch.as_tensor(function(ids), device=ids.device).double()
+            value = torch.as_tensor(function(ids.clone()), device=ids.device).double()
             if tuple(value.shape) != (len(ids),):
                 raise ValueError(f"extra energy {number} returned shape {tuple(value.shape)}, expected ({len(ids)},)")
             total = total + weight * value

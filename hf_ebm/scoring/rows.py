@@ -28,12 +28,22 @@ class Sequences(NamedTuple):
         ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
         start, stop: (B,) bounds of each sequence, on the CPU.
         context: further model inputs per sequence, or `None` (see `EncoderContext`).
+        numbers: (B,) what a sequence is called in errors; by default its row.
     """
 
     ids: Tensor
     start: Tensor
     stop: Tensor
     context: EncoderContext | None = None
+    numbers: Tensor | None = None
+
+
+class BadLogitsError(ValueError):
+    """The model returned NaN or infinite logits, for sequence `row` at column `position`."""
+
+    def __init__(self, row: int, position: int, name: str = "row"):
+        super().__init__(f"the model returned NaN or infinite logits for {name} {row}, position {position}")
+        self.row, self.position = row, position
 
 
 class EncoderContext(NamedTuple):
@@ -117,7 +127,7 @@ class RowRunner:
                 Called once per forward pass, so that logits of the whole pool are never held at once.
 
         Raises:
-            ValueError: for logits that are NaN or infinite, naming the sequence and the position.
+            BadLogitsError: for logits that are NaN or infinite, naming the sequence and the position.
         """
         if len(rows.source) == 0:
             raise ValueError("rows: there is nothing to run")
@@ -184,25 +194,23 @@ class RowRunner:
         logits = self.position_logits(model_ids, positions, **inputs).to(device)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        self._check_finite(logits.detach(), source, rows.read[on_device])
+        numbers = source if sequences.numbers is None else sequences.numbers[source]
+        _check_finite(logits.detach(), numbers, rows.read[on_device])
         return reduce(logits, on_device, ids)
-
-    @staticmethod
-    def _check_finite(logits: Tensor, source: Tensor, read: Tensor) -> None:
-        low, high = torch.aminmax(logits, dim=-1)
-        bad = ~(torch.isfinite(low) & torch.isfinite(high))
-        if bool(bad.any()):
-            row, place = bad.nonzero()[0].tolist()
-            raise ValueError(
-                "the model returned NaN or infinite logits for "
-                f"row {int(source[row])}, position {int(read[row, place])}"
-            )
 
     def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:
         """Tokens one row of a group counts for: its length, or what weighs as much as its logits if that is more."""
         first = rows.source[group[:1].to(rows.source.device)].cpu()
         logits = rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN
         return max(1, logits, int((sequences.stop - sequences.start)[first]))
+
+
+def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:
+    low, high = torch.aminmax(logits, dim=-1)
+    bad = ~(torch.isfinite(low) & torch.isfinite(high))
+    if bool(bad.any()):
+        row, place = bad.nonzero()[0].tolist()
+        raise BadLogitsError(int(numbers[row]), int(read[row, place]))
 
 
 def default_token_budget(device: torch.device) -> int:

@@ -160,8 +160,8 @@ def test_bad_settings_are_refused_before_any_work(name, value):
     "extra,message",
     [
         ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size contradicts"),
-        ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance belongs to kernel"),
-        ({"kernel": "mask_predict", "exclude_current": True}, "exclude_current belongs to kernel"),
+        ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance has no effect with kernel"),
+        ({"kernel": "mask_predict", "exclude_current": True}, "exclude_current has no effect with kernel"),
         ({"proposal_top_k": 1, "proposal_epsilon": 0.0}, "a chain could never move"),
         ({"temperature": 0.5}, "unknown generation settings: temperature"),
         ({"block_size": 5}, "block_size 5 is above the 4 free positions"),
@@ -387,9 +387,12 @@ def test_inference_data_has_one_prompt_a_column():
 def test_r_hat_tells_mixed_from_stuck_chains():
     import arviz
 
+    def two_valleys(ids):
+        return 12.0 * torch.minimum((ids[:, 1:-1] != 5).sum(1), (ids[:, 1:-1] != 8).sum(1)).double()
+
     model = tiny_energy_model()
-    mixed = model.generate(lengths=4, num_chains=8, num_epochs=60, burn_in=10, seed=0)
-    stuck = model.generate(lengths=4, num_chains=8, num_epochs=60, burn_in=10, seed=0, energy_temperature=0.15)
+    settings = dict(lengths=4, num_chains=8, num_epochs=60, burn_in=10, seed=0)
+    mixed, stuck = model.generate(**settings), model.generate(**settings, extra_energies=[(1.0, two_valleys)])
     r_hat = [float(arviz.rhat(out.to_inference_data(), method="split").energy.values[0]) for out in (mixed, stuck)]
     assert r_hat[0] < 1.1 < r_hat[1]
 
@@ -399,3 +402,157 @@ def test_lengths_are_drawn_from_their_distribution():
     drawn = out.attention_mask.sum(1) - 2
     assert set(drawn.tolist()) == {2, 3}
     assert float((drawn == 2).double().mean()) == pytest.approx(0.25, abs=0.07)
+
+
+def test_unwritable_state_folder_costs_no_work(tmp_path):
+    model = tiny_energy_model()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="save_state_to: cannot write"):
+        model.generate(**BASE, save_state_to=tmp_path / "file")
+    assert model._row_runner().num_rows == 0
+
+
+@pytest.mark.parametrize("extra", [{}, {"kernel": "mask_predict"}, {"warm_start": "greedy"}])
+def test_padding_may_hold_anything(extra):
+    """Ids outside the vocabulary, the mask id, or no pad token at all: padding is never read and never returned so."""
+    model = tiny_energy_model()
+    ids, mask = torch.tensor([[1, 3, 5, 2, -100], [1, 3, 3, 5, 2]]), torch.tensor([[1, 1, 1, 1, 0], [1] * 5])
+    expected = model.generate(ids.clamp(min=0), mask, seed=0, **extra)
+    assert equal(expected, model.generate(ids, mask, seed=0, **extra))
+    assert equal(expected, model.generate(ids.masked_fill(mask == 0, 3), mask, seed=0, **extra))
+    model.config.pad_token_id = None
+    ragged = model.generate(lengths=[2, 4], seed=0)
+    assert 3 not in ragged.samples
+
+
+def test_bad_logits_name_prompt_and_chain():
+    model = tiny_energy_model()
+    plain = model._row_runner().position_logits
+
+    def spoiled(ids, positions, **inputs):
+        logits = plain(ids, positions, **inputs).clone()
+        logits[(ids == 8).any(1)] = torch.nan
+        return logits
+
+    spoiled.model = model.mlm
+    model._row_runner().position_logits = spoiled
+    prompts = torch.tensor([[1, 5, 6, 6, 2], [1, 6, 3, 3, 2], [1, 8, 3, 3, 2]])
+    with pytest.raises(ValueError, match="NaN or infinite logits for prompt 2, chain 0: row 4, position"):
+        model.generate(prompts, num_chains=2, num_epochs=2, seed=0, suppress_tokens=[8])
+
+
+def test_resuming_checks_every_chains_extra_energy(tmp_path):
+    model = tiny_energy_model()
+    out = model.generate(**BASE | {"num_chains": 6}, save_state_to=tmp_path)
+    token = int(out.sequences[0, 3])
+
+    def as_the_first_chain(ids):
+        return torch.where(ids[:, 3] == token, 0.0, torch.inf).double()
+
+    assert as_the_first_chain(out.sequences).isinf().any()
+    with pytest.raises(ValueError, match="extra energies of the saved chains"):
+        model.generate(resume_from=tmp_path, num_epochs=6, extra_energies=[(1.0, as_the_first_chain)])
+    for given in ({"chain_keys": [(0, 5)]}, {"free_mask": torch.ones(1, 6)}, {"input_ids": torch.ones(1, 6).long()}):
+        with pytest.raises(ValueError, match="leave out"):
+            model.generate(resume_from=tmp_path, **given)
+    with pytest.raises(ValueError, match="4 epochs are done, num_epochs=2 is less"):
+        model.generate(resume_from=tmp_path, num_epochs=2)
+    header = json.loads((tmp_path / "state.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps(header | {"epoch": 3}))
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path)
+
+
+def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
+    """Interrupts at every line of the epoch's bookkeeping; whatever was saved goes on to the same end."""
+    import sys
+
+    model = tiny_energy_model()
+    settings = dict(lengths=3, num_chains=2, num_epochs=3, seed=5)
+    whole = model.generate(**settings)
+    for stop_at in range(0, 60, 7):
+        seen = 0
+
+        def trace(frame, event, argument):
+            nonlocal seen
+            if frame.f_code.co_name != "run_epoch":
+                return None
+            if event == "line":
+                seen += 1
+                if seen == 40 + stop_at:  # noqa: B023
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            model.generate(**settings, save_state_to=tmp_path / str(stop_at))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert equal(whole, model.generate(resume_from=tmp_path / str(stop_at)))
+
+
+def test_stopping_remembers_which_chains_were_done():
+    class FirstTokenIsFive(StoppingCriteria):
+        def __call__(self, input_ids, scores):
+            return input_ids[:, 1] == 5
+
+    model = tiny_energy_model()
+    settings = dict(lengths=3, num_epochs=40, seed=0, stopping_criteria=[FirstTokenIsFive()])
+    alone = [model.generate(**settings, chain_keys=[(0, chain)]).trace.energy.shape[1] for chain in range(4)]
+    assert model.generate(**settings, num_chains=4).trace.energy.shape[1] == max(alone) < 40
+
+
+def test_module_modes_come_back_as_they_were():
+    model = tiny_energy_model().train()
+    model.mlm.bert.eval()
+    model.generate(**BASE)
+    assert model.mlm.training and not model.mlm.bert.training
+    model.eval()
+    model.mlm.train()
+    model.score_ids(torch.tensor([[1, 5, 2]]))
+    assert model.mlm.training and not model.training
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"extra_energies": [torch.sum]}, "entry 0 must be a pair"),
+        ({"extra_energies": [(float("nan"), torch.sum)]}, "entry 0 must be a pair"),
+        ({"input_ids": [[1, 3, 2]]}, "input_ids has type list"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "input_ids has shape"),
+        ({"input_ids": torch.tensor([[1, 3, 2]]), "lengths": 3}, "lengths was given together with input_ids"),
+        ({"lengths": {"a": 1}}, "lengths"),
+        ({"lengths": {2.7: 1.0}}, "lengths"),
+        ({"lengths": 3, "energy_temperature_decay": 0.1, "min_energy_temperature": 2.0}, "min_energy_temperature"),
+        ({"lengths": 3, "kernel": "gibbs", "energy_temperature": 0.5}, "energy_temperature has no effect"),
+        ({"lengths": 3, "kernel": "mask_predict", "block_size": 2}, "block_size has no effect"),
+        ({"lengths": 3, "kernel": "mask_predict", "stopping_criteria": [StopAfter(1)]}, "have no effect"),
+        ({"lengths": 3, "foo": None}, "unknown generation settings: foo"),
+    ],
+)
+def test_further_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_energy_model().generate(**arguments)
+
+
+def test_a_weight_of_zero_switches_a_term_off():
+    def forbidden(ids):
+        return torch.full((len(ids),), torch.inf)
+
+    model = tiny_energy_model()
+    assert equal(model.generate(**BASE), model.generate(**BASE, extra_energies=[(0.0, forbidden)]))
+
+
+def test_encoder_decoder_chains_resume_with_their_context(tmp_path):
+    from tests.models.test_families import wrap
+
+    model = wrap("bart")
+    context = {"encoder_input_ids": torch.tensor([[7, 8, 9]])}
+    settings = dict(lengths=3, num_chains=2, seed=0, **context)
+    whole = model.generate(num_epochs=5, **settings)
+    model.generate(num_epochs=2, save_state_to=tmp_path, **settings)
+    assert equal(whole, model.generate(resume_from=tmp_path, num_epochs=5))
+    with pytest.raises(ValueError, match="encoder_input_ids has 200 tokens"):
+        model.generate(lengths=2, encoder_input_ids=torch.full((1, 200), 5))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +29,8 @@ from hf_ebm.sampling.sampler import ChainKey, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import ExtraEnergy, Target
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
+from hf_ebm.scoring.head import evaluation_mode
+from hf_ebm.scoring.rows import BadLogitsError
 
 logger = logging.get_logger(__name__)
 
@@ -36,14 +40,17 @@ _SECONDS_BETWEEN_SAVES = 10.0
 _EXTENSIBLE = ("num_epochs",)
 
 
+# Iterations of mask-predict as a warm start; the same for every chain, whichever run beside it.
+_WARM_START_ITERATIONS = 10
+
+
 class _Job(NamedTuple):
-    """A run with all it needs to go on."""
+    """A run with what it samples and how."""
 
     run: ChainRun
     config: ChainGenerationConfig
     keys: list[ChainKey]
     target: Target
-    warp: Warp
 
 
 class EnergyGenerationMixin:
@@ -100,8 +107,8 @@ class EnergyGenerationMixin:
             free_mask: (B, T), true at the positions to sample.
             generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
             logits_processor: further warps of the proposal. They see the masked ids and change how the chain moves, not
-                what it samples.
-            stopping_criteria: called with the ids (C, T) after each epoch; the run ends once all chains are done.
+                what it samples. The warm starts `"greedy"` and `"mask_predict"` don't use them.
+            stopping_criteria: called with the ids (C, T) after each epoch; the run ends once every chain has been done.
             streamer: gets the starting ids by `put`, then the ids after every step that changed some by `put_draft`
                 (by `put` if it has none), and `end`.
             token_type_ids: accepted because tokenizers return it; only zeros.
@@ -131,49 +138,46 @@ class EnergyGenerationMixin:
             "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
             "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
         }  # fmt: skip
-        was_training = self.training
-        self.eval()  # with dropout there would be no one energy to sample from
-        try:
+        extra = _checked_extra_energies(extra_energies)
+        with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
-                job = self._resume(resume_from, generation_config, overrides, inputs, extra_energies, token_budget)
+                given = [name for name, value in {**inputs, "chain_keys": chain_keys}.items() if value is not None]
+                if given:
+                    raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
+                job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
             else:
-                config = (generation_config or ChainGenerationConfig()).resolved(self.generation_config, overrides)
-                job = self._begin(config, inputs, chain_keys, extra_energies, token_budget)
+                job = self._begin(generation_config, overrides, inputs, chain_keys, extra, token_budget)
             processors = _proposal_processors(job.config, logits_processor)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
-            job = job._replace(warp=warp)
-            if job.run.epoch == 0:
-                self._fill_masks(job)
-            if streamer is not None:
-                streamer.put(job.run.state.ids.cpu())
-            confidence = None
-            if job.config.kernel == "mask_predict":
-                confidence = _run_mask_predict(job)
-            else:
-                _run_epochs(job, StoppingCriteriaList(stopping_criteria or []), streamer, save_state_to)
-        finally:
-            self.train(was_training)
-        if save_state_to is not None:
-            job.run.save(save_state_to)
-        if streamer is not None:
-            streamer.end()
-        return _output(job, confidence)
+            if job.config.kernel == "mask_predict" and (logits_processor or stopping_criteria):
+                raise ValueError("logits_processor and stopping_criteria have no effect with kernel 'mask_predict'")
+            if save_state_to is not None:
+                job.run.save(save_state_to)  # now, so that a folder that cannot be written costs no work
+            criteria = StoppingCriteriaList(_as_list(stopping_criteria))
+            try:
+                run, confidence = _run_job(job, warp, criteria, streamer, save_state_to)
+            except BadLogitsError as error:
+                key = job.keys[error.row]
+                raise BadLogitsError(
+                    error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row"
+                ) from error
+        return _output(job._replace(run=run), confidence)
 
-    def _begin(self, config, inputs, chain_keys, extra_energies, token_budget) -> _Job:
+    def _begin(self, generation_config, overrides, inputs, chain_keys, extra, token_budget) -> _Job:
+        asked = generation_config or ChainGenerationConfig()
+        config = asked.resolved(self.generation_config, overrides)
+        if inputs["input_ids"] is not None and (asked.lengths or overrides.get("lengths")):
+            raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
         chains = build_chains(self, config, chain_keys, inputs)
-        target = self._target(chains, support, extra_energies, token_budget)
-        recipe = {
-            "settings": config.settings(),
-            "keys": [list(key) for key in chains.keys],
-            "energy": self.config.energy,
-        }
-        run = ChainRun.begin(target.unknown_state(chains.ids), recipe, chains.start, chains.stop, chains.free.cpu())
-        return _Job(run, config, chains.keys, target, None)
+        target = self._target(chains, support, extra, token_budget)
+        keys = [list(key) for key in chains.keys]
+        recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}
+        return _Job(ChainRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
-    def _resume(self, path, generation_config, overrides, inputs, extra_energies, token_budget) -> _Job:
+    def _resume(self, path, generation_config, overrides, extra, token_budget) -> _Job:
         run = ChainRun.load(path)
         saved = ChainGenerationConfig(**run.recipe["settings"])
         asked = {**(generation_config.settings() if generation_config else {}), **overrides}
@@ -182,52 +186,47 @@ class EnergyGenerationMixin:
                 raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name, None)!r}, not {value!r}")
         config = saved.resolved(saved, {name: asked[name] for name in _EXTENSIBLE if name in asked})
         if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
-            raise ValueError(
-                "resume_from: the run's block-size schedule depends on num_epochs, which must stay the same"
-            )
-        if inputs["input_ids"] is not None:
-            raise ValueError("resume_from: the prompts come from the saved run; leave out input_ids")
+            raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
+        if config.num_epochs < run.epoch:
+            raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
         if run.recipe["energy"] != self.config.energy:
             raise ValueError(
                 f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"
             )
         keys = [ChainKey(*key) for key in run.recipe["keys"]]
-        run.recipe["settings"] = config.settings()
-        ids = run.state.ids.to(self.input_device)
-        context = None
-        if self.mlm.config.is_encoder_decoder:
-            raise ValueError("resume_from is not supported for encoder-decoder models: their context is not saved")
-        chains = Chains(keys, ids, run.start, run.stop, run.free.to(ids.device), context)
-        target = self._target(chains, proposal_support(self, config.suppress_tokens), extra_energies, token_budget)
-        run.state = type(run.state)(*(field.to(ids.device) for field in run.state))
+        device = self.input_device
+        state = type(run.state)(*(field.to(device) for field in run.state))
+        context = run.context and run.context._replace(states=run.context.states.to(device))
+        run = replace(run, state=state, recipe=run.recipe | {"settings": config.settings()}, context=context)
+        chains = Chains(keys, state.ids, run.start, run.stop, run.free.to(device), context)
+        target = self._target(chains, proposal_support(self, config.suppress_tokens), extra, token_budget)
         if run.epoch:
             _check_same_target(run, target)
-        return _Job(run, config, keys, target, None)
+        return _Job(run, config, keys, target)
 
-    def _target(self, chains: Chains, support: Tensor, extra_energies, token_budget) -> Target:
+    def _target(self, chains: Chains, support: Tensor, extra: tuple[ExtraEnergy, ...], token_budget) -> Target:
         runner = self._row_runner(token_budget)
-        extra = tuple((float(weight), function) for weight, function in extra_energies)
-        return Target(
-            runner, self.config.energy, chains.free, chains.start, chains.stop, support, chains.context, extra
-        )
+        where = (chains.free, chains.start, chains.stop)
+        return Target(runner, self.config.energy, *where, support, chains.context, extra)
 
-    def _fill_masks(self, job: _Job) -> None:
-        """Fills what the chains cannot hold, and evaluates the energies of the start."""
-        ids, target, config = job.run.state.ids, job.target, job.config
-        rows_before = target.runner.num_rows
-        masked = target.free & ~target.support[ids]
-        if config.kernel == "mask_predict":
-            return
-        if bool(masked.any()):
-            ids = ids.masked_fill(masked, self.config.mask_token_id)
-            if config.warm_start == "sample":
-                generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
-                ids = sample_masks(ids, masked, generators, target, job.warp)
-            else:
-                iterations = 1 if config.warm_start == "greedy" else min(10, int(masked.sum(1).max()))
-                ids, _ = mask_predict(ids, masked, iterations, target)
-        job.run.state = target.state(ids)
-        job.run.num_masked_rows += target.runner.num_rows - rows_before
+
+def _checked_extra_energies(extra_energies) -> tuple[ExtraEnergy, ...]:
+    """Pairs of a finite weight and a callable; those of weight 0 are left out."""
+    checked = []
+    for number, pair in enumerate(extra_energies):
+        weight, function = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight) or not callable(function):
+            raise ValueError(f"extra_energies: entry {number} must be a pair (finite weight, callable), got {pair!r}")
+        if weight:
+            checked.append((float(weight), function))
+    return tuple(checked)
+
+
+def _as_list(one_or_more) -> list:
+    """A processor or criterion on its own, or several."""
+    if one_or_more is None:
+        return []
+    return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
 
 
 def _proposal_processors(config: ChainGenerationConfig, further) -> LogitsProcessorList:
@@ -238,58 +237,113 @@ def _proposal_processors(config: ChainGenerationConfig, further) -> LogitsProces
         processors.append(TopKLogitsWarper(config.proposal_top_k))
     if config.proposal_top_p is not None and config.proposal_top_p < 1:
         processors.append(TopPLogitsWarper(config.proposal_top_p))
-    processors.extend(further or [])
+    processors.extend(_as_list(further))
     return processors
 
 
-def _run_epochs(job: _Job, criteria: StoppingCriteriaList, streamer, save_state_to) -> None:
-    run, config = job.run, job.config
-    run.make_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
+def _run_job(
+    job: _Job, warp: Warp, criteria: StoppingCriteriaList, streamer, save_state_to
+) -> tuple[ChainRun, Tensor | None]:
+    """The finished run, and with mask-predict the mean log probabilities."""
+    confidence = None
+    if job.config.kernel == "mask_predict":
+        run, confidence = _run_mask_predict(job)
+        if streamer is not None:
+            streamer.put(run.state.ids.cpu())
+    else:
+        run = job.run if job.run.epoch else _with_start(job, warp)
+        if streamer is not None:
+            streamer.put(run.state.ids.cpu())
+        run = _run_epochs(job._replace(run=run), warp, criteria, streamer, save_state_to)
+    if save_state_to is not None:
+        run.save(save_state_to)
+    if streamer is not None:
+        streamer.end()
+    return run, confidence
+
+
+def _with_start(job: _Job, warp: Warp) -> ChainRun:
+    """Fills what the chains cannot hold, and evaluates the energies of the start."""
+    run, target, config = job.run, job.target, job.config
+    ids, rows_before = run.state.ids, target.runner.num_rows
+    masked = target.free & ~target.support[ids]
+    if bool(masked.any()):
+        ids = ids.masked_fill(masked, target.runner.mask_token_id)
+        if config.warm_start == "sample":
+            generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
+            ids = sample_masks(ids, masked, generators, target, warp)
+        else:
+            iterations = 1 if config.warm_start == "greedy" else _WARM_START_ITERATIONS
+            ids, _ = mask_predict(ids, masked, iterations, target)
+    state = target.state(ids)
+    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows - rows_before)
+
+
+def _run_epochs(job: _Job, warp: Warp, criteria: StoppingCriteriaList, streamer, save_state_to) -> ChainRun:
+    config = job.config
+    run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
     show = None
     if streamer is not None:
         put = getattr(streamer, "put_draft", streamer.put)
         show = lambda ids: put(ids.cpu())  # noqa: E731
     saved = time.monotonic()
+    done = torch.zeros(len(job.keys), dtype=torch.bool)
+    epochs = range(run.epoch, config.num_epochs)
     try:
-        for _ in logging.tqdm(range(run.epoch, config.num_epochs), desc="Sampling", unit="epoch", delay=2, leave=False):
-            run_epoch(run, config, job.keys, job.target, job.warp, show)
+        for _ in logging.tqdm(epochs, desc="Sampling", unit="epoch", delay=2, leave=False):
+            run = run_epoch(run, config, job.keys, job.target, warp, show)
             if save_state_to is not None and time.monotonic() - saved > _SECONDS_BETWEEN_SAVES:
                 run.save(save_state_to)
                 saved = time.monotonic()
-            if len(criteria) and bool(criteria(run.state.ids, None).all()):
-                break
+            if len(criteria):
+                done |= criteria(run.state.ids.clone(), None).cpu()
+                if bool(done.all()):
+                    break
     except BaseException:
         if save_state_to is not None:
-            run.save(save_state_to)
+            _save_or_warn(run, save_state_to)
         raise
+    return run
 
 
-def _run_mask_predict(job: _Job) -> Tensor:
-    run, target = job.run, job.target
+def _save_or_warn(run: ChainRun, folder) -> None:
+    """Saves while another error is on its way, which must not be hidden."""
+    try:
+        run.save(folder)
+    except ValueError as error:
+        logger.warning(str(error))
+
+
+def _run_mask_predict(job: _Job) -> tuple[ChainRun, Tensor]:
+    target = job.target
     rows_before = target.runner.num_rows
-    ids = run.state.ids.masked_fill(target.free, target.runner.mask_token_id)
+    ids = job.run.state.ids.masked_fill(target.free, target.runner.mask_token_id)
     ids, confidence = mask_predict(ids, target.free, job.config.num_epochs, target)
-    run.state = target.state(ids)
-    run.make_room(1, 1)
-    run.trace.energy[:, 0] = run.sample_energies[:, 0] = run.state.energy.cpu()
+    state = target.state(ids)
+    run = job.run.with_room(1, 1)
+    run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
     run.samples[:, 0] = ids.cpu()
-    run.epoch = run.kept = 1
-    run.num_masked_rows += target.runner.num_rows - rows_before
-    return confidence.cpu()
+    rows = target.runner.num_rows - rows_before
+    return replace(run, state=state, epoch=1, kept=1, num_masked_rows=rows), confidence.cpu()
 
 
 def _check_same_target(run: ChainRun, target: Target) -> None:
-    """The first chain's energy must be what it was: another model or other extra energies would go unnoticed."""
+    """The first chain's terms and every chain's extra energies must be what they were.
+
+    Another model or other extra energies would go unnoticed otherwise, and the carried energies would be wrong.
+    """
     first = torch.zeros(1, dtype=torch.long, device=run.state.ids.device)
-    energy = target.terms(run.state.ids[:1], first, target.free[:1]).double().sum() + target.extra_energy(
-        run.state.ids[:1]
-    )
-    carried = run.state.energy[0]
-    if not torch.isclose(energy[0], carried, rtol=1e-3, atol=1e-2) and not (energy[0].isinf() and carried.isinf()):
-        raise ValueError(
-            f"resume_from: the saved state has energy {float(carried):.4f}, this model with these extra energies gives "
-            f"{float(energy[0]):.4f}; it is not the run's model"
-        )
+    terms = target.terms(run.state.ids[:1], first, target.free[:1])
+    pairs = {
+        "energy terms": (run.state.token_energies[:1], terms),
+        "extra energies": (run.state.extra_energy, target.extra_energy(run.state.ids)),
+    }
+    for name, (saved, found) in pairs.items():
+        if not torch.allclose(saved, found, rtol=1e-3, atol=1e-2):
+            raise ValueError(
+                f"resume_from: the {name} of the saved chains are not what this model with these extra_energies gives; "
+                "it is not the run's model, or not its extra energies"
+            )
 
 
 def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
@@ -298,7 +352,7 @@ def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
     attended = (columns >= run.start[:, None]) & (columns < run.stop[:, None])
     kept = tuple(range(config.burn_in, run.epoch, config.thinning)) if confidence is None else (0,)
     return ChainGenerationOutput(
-        sequences=run.state.ids,
+        sequences=run.state.ids.clone(),
         attention_mask=attended.long(),
         samples=run.samples[:, : run.kept],
         energies=run.sample_energies[:, : run.kept],

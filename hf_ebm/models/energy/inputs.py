@@ -49,10 +49,10 @@ def check_masked_lm_config(config) -> None:
         raise ValueError(
             f"model type {config.model_type!r} cannot be used: {UNSUPPORTED_MODEL_TYPES[config.model_type]}"
         )
-    if getattr(config, "is_decoder", False) and not config.is_encoder_decoder:
+    if (getattr(config, "is_decoder", False) and not config.is_encoder_decoder) or getattr(config, "causal", False):
         raise ValueError(
-            f"model type {config.model_type!r} is configured as a decoder (is_decoder=True): its positions see only "
-            "their left context; an energy needs a bidirectional masked language model"
+            f"model type {config.model_type!r} is configured as a decoder (is_decoder or causal): its positions see "
+            "only their left context; an energy needs a bidirectional masked language model"
         )
 
 
@@ -90,12 +90,19 @@ def check_inputs(
         row = int((stop - start).argmax())
         raise ValueError(f"input_ids: row {row} has {longest} tokens, the model has positions for {limit}")
     device = model.input_device
+    ids = ids.masked_fill(~mask, padding_id(model))  # what stands in the padding is nobody's business
     scored = (mask & free).to(device)
     if model.config.special_token_ids:
         special = torch.tensor(model.config.special_token_ids, device=device)
         scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == _or_minus_one(model.config.mask_token_id))
     context = _encode_context(model, encoder_input_ids, encoder_attention_mask, len(ids))
     return EnergyInputs(Sequences(ids.to(device), start, stop, context), scored)
+
+
+def padding_id(model) -> int:
+    """What is written beyond the end of a sequence: the pad token, else some special token."""
+    candidates = [model.config.pad_token_id, *(model.config.special_token_ids or []), 0]
+    return next(i for i in candidates if i is not None)
 
 
 def _or_minus_one(token_id: int | None) -> int:
@@ -114,8 +121,9 @@ def _as_ids(name: str, ids: Tensor) -> Tensor:
 def _as_mask(name: str, mask: Tensor | None, ids: Tensor) -> Tensor:
     if mask is None:
         return torch.ones_like(ids, dtype=torch.bool)
-    if tuple(mask.shape) != tuple(ids.shape):
-        raise ValueError(f"{name} has shape {tuple(mask.shape)}, input_ids has {tuple(ids.shape)}; they must be equal")
+    if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(ids.shape):
+        found = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
+        raise ValueError(f"{name} has {found}, input_ids has {tuple(ids.shape)}; they must be equal")
     return mask.to(ids.device).bool()
 
 
@@ -146,6 +154,9 @@ def _encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, ba
     _check_range("encoder_input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
     ids, lengths = ids.to(model.input_device), stop - start
+    limit = max_length(model.mlm)
+    if limit is not None and int(lengths.max()) > limit:
+        raise ValueError(f"encoder_input_ids has {int(lengths.max())} tokens, the model has positions for {limit}")
     encoder, states = model.mlm.get_encoder(), None
     for row in range(batch):  # one at a time: as in rows, no value may depend on padding
         row_states = encoder(input_ids=ids[row : row + 1, start[row] : stop[row]]).last_hidden_state[0]

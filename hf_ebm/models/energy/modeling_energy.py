@@ -61,6 +61,10 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
 
     def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields):
         if isinstance(mlm, EnergyConfig):
+            if fields:
+                raise ValueError(
+                    f"with an EnergyConfig there are no further arguments; got {', '.join(sorted(fields))}"
+                )
             config, mlm = mlm, None
             check_masked_lm_config(config.text_config)
         elif isinstance(mlm, PreTrainedModel):

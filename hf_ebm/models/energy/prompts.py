@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.models.energy.inputs import check_inputs, max_length
+from hf_ebm.models.energy.inputs import check_inputs, max_length, padding_id
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
@@ -46,12 +46,18 @@ def proposal_support(model, suppress_tokens: list[int] | None) -> Tensor:
             "sampling needs mask_token_id and special_token_ids, so that special tokens are never proposed; load the "
             "model with its tokenizer beside it, or pass processing_class= to from_pretrained or the ids to EnergyModel"
         )
-    never = [config.mask_token_id, *config.special_token_ids, *(config.excluded_token_ids or [])]
-    outside = [i for i in suppress_tokens or [] if i >= model.vocab_size]
-    if outside:
-        raise ValueError(f"suppress_tokens: {outside} are not ids of the vocabulary (0 to {model.vocab_size - 1})")
+    never = {
+        "mask_token_id": [config.mask_token_id],
+        "special_token_ids": config.special_token_ids,
+        "excluded_token_ids": config.excluded_token_ids or [],
+        "suppress_tokens": suppress_tokens or [],
+    }
     support = torch.ones(model.vocab_size, dtype=torch.bool)
-    support[torch.tensor([*never, *(suppress_tokens or [])], dtype=torch.long)] = False
+    for name, tokens in never.items():
+        outside = [i for i in tokens if not 0 <= i < model.vocab_size]
+        if outside:
+            raise ValueError(f"{name}: {outside} are not ids of the vocabulary (0 to {model.vocab_size - 1})")
+        support[torch.tensor(tokens, dtype=torch.long)] = False
     if not bool(support.any()):
         raise ValueError("suppress_tokens: no token is left to propose")
     return support.to(model.input_device)
@@ -67,6 +73,8 @@ def build_chains(
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
     """
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
+    if inputs["input_ids"] is not None:
+        _check_rows(inputs)
     prompts = len(lengths) if inputs["input_ids"] is None else len(inputs["input_ids"])
     if chain_keys is None:
         chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(config.num_chains)]
@@ -80,12 +88,11 @@ def build_chains(
     if inputs["input_ids"] is None:
         rows = _unconditional(model, config, lengths, keys, inputs)
     else:
-        _check_rows(inputs)
         which = torch.tensor([key.prompt for key in keys])
         rows = {name: None if value is None else value.cpu()[which] for name, value in inputs.items()}
     checked = check_inputs(model, **rows)
     ids, free = checked.sequences.ids, checked.scored
-    masks = ids == model.config.mask_token_id
+    masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
@@ -96,10 +103,11 @@ def build_chains(
 
 def _check_rows(inputs: dict[str, Tensor | None]) -> None:
     """Rows are picked per chain next, so their number must be right before."""
-    prompts = len(inputs["input_ids"])
+    prompts = max(1, len(inputs["input_ids"]))
     for name, value in inputs.items():
-        if value is not None and (value.dim() != 2 or len(value) != prompts):
-            raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be 2-dimensional with {prompts} rows")
+        if value is not None and (not isinstance(value, Tensor) or value.dim() != 2 or len(value) != prompts):
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+            raise ValueError(f"{name} has {found}; it must be a tensor of {prompts} rows, at least one")
 
 
 def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys: list[ChainKey]) -> None:
@@ -134,7 +142,7 @@ def _unconditional(
             f"lengths: {longest} free tokens and {len(prefix) + len(suffix)} special ones are more than the "
             f"{limit} positions of the model"
         )
-    ids = torch.full((len(keys), len(prefix) + max(lengths) + len(suffix)), _pad_id(model), dtype=torch.long)
+    ids = torch.full((len(keys), len(prefix) + max(lengths) + len(suffix)), padding_id(model), dtype=torch.long)
     attention_mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
         text = [*prefix, *[model.config.mask_token_id] * length, *suffix]
@@ -158,7 +166,3 @@ def _draw_length(length: int | dict[int, float], seed: int, key: ChainKey) -> in
         return length
     shares = [weight / sum(length.values()) for weight in length.values()]
     return int(chain_generator(seed, *key, LENGTH).choice(list(length), p=shares))
-
-
-def _pad_id(model) -> int:
-    return model.config.pad_token_id if model.config.pad_token_id is not None else model.config.mask_token_id

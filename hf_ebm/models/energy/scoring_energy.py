@@ -12,6 +12,8 @@ from transformers.utils import ModelOutput, logging
 
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_texts
 from hf_ebm.models.energy.inputs import check_inputs, max_length
+from hf_ebm.scoring.head import evaluation_mode
+from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 
 # Texts whose masked rows form one pool: enough to fill forward passes, few enough to bound memory.
@@ -147,12 +149,8 @@ class EnergyScoringMixin:
         )
         words = None if words is None else words.to(sequences.ids.device)
         runner = self._row_runner(token_budget)
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluation_mode(self):
             return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
-        finally:
-            self.train(was_training)
 
     def rerank(
         self,
@@ -231,10 +229,8 @@ class EnergyScoringMixin:
                     stride=stride,
                     token_budget=token_budget,
                 )
-            except ValueError as error:
-                raise ValueError(
-                    f"texts: in the rows {pool} (row n of the message is the n-th of these): {error}"
-                ) from error
+            except BadLogitsError as error:
+                raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
             for row, own in zip(pool, values.double().tolist(), strict=True):
                 terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
         return terms

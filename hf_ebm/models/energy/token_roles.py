@@ -31,7 +31,9 @@ def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]
         raise ValueError(f"tokenizer: its mask token has id {mask_id}, the model's vocabulary has {vocab_size} ids")
     excluded = {i for token, i in vocabulary.items() if _PLACEHOLDER.match(token)}
     excluded |= set(range(vocab_size)) - set(vocabulary.values())
-    special = set(tokenizer.all_special_ids)
+    # Tokens added as special but without a role of their own (<|endoftext|>, say) are not among `all_special_ids`.
+    added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = set(tokenizer.all_special_ids) | added
     if tokenizer.unk_token_id is not None:
         excluded.add(tokenizer.unk_token_id)
         special.discard(tokenizer.unk_token_id)
