@@ -9,9 +9,9 @@ import os
 import shutil
 from pathlib import Path
 
-import pandas as pd
+import pyarrow.parquet
 
-from hf_ebm.cli.common import to_json
+from hf_ebm.cli.common import to_json, write_records
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import kept_samples
 
@@ -46,7 +46,7 @@ class ChainRecords:
         if self.printed is not None:
             return
         if self.recipe_file.exists():
-            if json.loads(self.recipe_file.read_text(encoding="utf-8")) != self.recipe:
+            if self._recipe_there() != self.recipe:
                 raise ValueError(
                     f"output: {self.output} holds a run with another model, prompts or settings (see "
                     f"{self.recipe_file.name}); choose another output or remove both files"
@@ -58,24 +58,38 @@ class ChainRecords:
             temporary.write_text(json.dumps(self.recipe, indent=2, ensure_ascii=False), encoding="utf-8")
             os.replace(temporary, self.recipe_file)
         if not (self.is_parquet and self.output.exists()):
-            self.lines.touch()
-            content = self.lines.read_bytes()
-            os.truncate(self.lines, content.rfind(b"\n") + 1)
+            with open(self.lines, "a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        self.read()
+
+    def _recipe_there(self) -> dict | None:
+        try:
+            return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+        except ValueError:
+            return None
 
     def read(self) -> list[dict]:
         """All records so far."""
         if self.printed is not None:
             return self.printed
         if self.is_parquet and self.output.exists():
-            return pd.read_parquet(self.output).to_dict("records")
+            return pyarrow.parquet.read_table(self.output).to_pylist()
         with open(self.lines, encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+            try:
+                records = [json.loads(line) for line in file]
+                for record in records:
+                    _key(record)
+                return records
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"output: {self.lines} holds a line that is no record of this command") from error
 
     def missing(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The chains of `keys` that don't have all their records yet."""
         counts: dict[tuple[int, int], int] = {}
         for record in self.read():
-            key = (record["prompt"], record["chain"])
+            key = _key(record)[:2]
             counts[key] = counts.get(key, 0) + 1
         return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
 
@@ -98,20 +112,25 @@ class ChainRecords:
             return
         with open(self.lines, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            there = {(r["prompt"], r["chain"], r["epoch"]) for r in self.read()}
-            new = [r for r in records if (r["prompt"], r["chain"], r["epoch"]) not in there]
+            there = set(map(_key, self.read()))
+            new = [record for record in records if _key(record) not in there]
             file.write("".join(f"{to_json(record)}\n" for record in new).encode())
             file.flush()
             os.fsync(file.fileno())
 
     def close(self, keys: list[tuple[int, int]]) -> None:
-        """Ends a complete run: drops the states, makes the Parquet file."""
-        if self.printed is not None or self.missing(keys):
+        """Ends a run: drops the states, makes the Parquet file. Raises `RuntimeError` if records are missing."""
+        if self.printed is not None:
             return
+        missing = self.missing(keys)
+        if missing:
+            raise RuntimeError(f"{self.output}: the chains {missing[:5]} have not been sampled; run the command again")
         shutil.rmtree(self.states, ignore_errors=True)
         if self.is_parquet and not self.output.exists():
-            temporary = self.output.with_name(self.output.name + ".tmp")
-            frame = pd.DataFrame(self.read()).sort_values(["prompt", "chain", "epoch"], ignore_index=True)
-            frame.to_parquet(temporary, index=False)
-            os.replace(temporary, self.output)
+            write_records(str(self.output), sorted(self.read(), key=_key))
             self.lines.unlink()
+
+
+def _key(record: dict) -> tuple[int, int, int]:
+    """What tells records of a run apart."""
+    return record["prompt"], record["chain"], record["epoch"]

@@ -9,12 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import torch
-from transformers import AutoTokenizer, HfArgumentParser
+from safetensors import SafetensorError
+from transformers import HfArgumentParser
 
 from hf_ebm.assets import load_embedded
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.token_roles import own_tokenizer
 
 EMBEDDED = "embedded"
 
@@ -42,71 +45,116 @@ def load_model(arguments: ModelArguments, local_rank: int = 0):
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if arguments.dtype not in dtype:
         raise ValueError(f"dtype must be one of {', '.join(dtype)}, got {arguments.dtype!r}")
-    if arguments.model == EMBEDDED:
-        model, tokenizer = load_embedded(arguments.energy or "local", dtype=dtype[arguments.dtype])
-    else:
-        where = {"revision": arguments.revision} if arguments.revision else {}
-        model = EnergyModel.from_pretrained(
-            arguments.model, energy=arguments.energy, dtype=dtype[arguments.dtype], **where
-        )
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model, **where)
     device = arguments.device or (f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
     try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+    options = {"dtype": dtype[arguments.dtype]} | ({"energy": arguments.energy} if arguments.energy else {})
+    if arguments.model == EMBEDDED:
+        model, tokenizer = load_embedded(**options)
         return model.to(device).eval(), tokenizer
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} cannot be used: {error}") from error
+    where = {"revision": arguments.revision} if arguments.revision else {}
+    try:
+        model = EnergyModel.from_pretrained(arguments.model, **options, **where)
+        tokenizer = own_tokenizer(arguments.model, **where)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model {arguments.model!r} cannot be loaded: {_first_line(error)}") from error
+    if tokenizer is None:
+        raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
+    return model.to(device).eval(), tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def read_records(path: str, column: str) -> list[dict]:
-    """Records from JSON Lines (`.jsonl`, `.json`, `-` for standard input), Parquet, or text (one `column` a line)."""
-    if path.endswith(".parquet"):
-        records = pd.read_parquet(path).to_dict("records")
-    elif path.endswith((".jsonl", ".json")) or path == "-":
-        stream = sys.stdin if path == "-" else open(path, encoding="utf-8")  # noqa: SIM115
-        with stream:
-            records = [_json_record(path, number, line) for number, line in enumerate(stream, 1) if line.strip()]
+    """Records from JSON Lines (`.jsonl`, `.ndjson`, `.json`, `-` for standard input), Parquet (`.parquet`) or text
+    (`.txt`, one `column` a line).
+
+    Raises:
+        ValueError: for another ending, for what isn't JSON (with its line), for a record without `column`.
+    """
+    ending = Path(path).suffix.lower()
+    if ending == ".parquet":
+        records = pyarrow.parquet.read_table(path).to_pylist()
+    elif path == "-":
+        records = _json_records(path, sys.stdin)
+    elif ending in (".jsonl", ".ndjson", ".json", ".txt"):
+        try:
+            with open(path, encoding="utf-8-sig", newline="\n") as file:
+                records = (
+                    [{column: line.rstrip("\r\n")} for line in file] if ending == ".txt" else _json_records(path, file)
+                )
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8: {error}") from error
     else:
-        with open(path, encoding="utf-8") as file:
-            records = [{column: line.rstrip("\r\n")} for line in file]
-    if not records:
-        raise ValueError(f"{path}: there are no records")
+        raise ValueError(f"input: {path} must end in .jsonl, .ndjson, .json, .parquet or .txt, or be '-'")
     for number, record in enumerate(records):
         if column not in record:
             raise ValueError(f"{path}: record {number} has no {column!r}; it has {', '.join(map(str, record))}")
     return records
 
 
-def _json_record(path: str, number: int, line: str) -> dict:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: line {number} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{path}: line {number} must be a JSON object, got {type(record).__name__}")
-    return record
+def _json_records(path: str, lines: Iterable[str]) -> list[dict]:
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: line {number} must be a JSON object, got {type(record).__name__}")
+        records.append(record)
+    return records
+
+
+def check_columns(path: str, records: list[dict], columns: list[str], added: list[str]) -> None:
+    """Raises `ValueError` where a record lacks a column, or a column that is read would be written over."""
+    for column in columns:
+        if column in added:
+            raise ValueError(f"{path}: the field {column!r} is read and would be written over; rename it")
+        for number, record in enumerate(records):
+            if column not in record:
+                raise ValueError(f"{path}: record {number} has no {column!r}; it has {', '.join(map(str, record))}")
 
 
 def check_writable(path: str) -> None:
     """Raises `ValueError` unless a file can be made at `path` (or it is `-`)."""
-    folder = Path(path).resolve().parent
-    if path != "-" and not (folder.is_dir() and os.access(folder, os.W_OK)):
+    target = Path(path).resolve()
+    if path == "-":
+        return
+    if target.is_dir():
+        raise ValueError(f"output: {path} is a folder")
+    if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
         raise ValueError(f"output: {path} cannot be written; its folder does not exist or is not writable")
 
 
-def write_records(path: str, records: Iterable[dict]) -> None:
-    """Writes all records at once: JSON Lines to standard output (`-`) or a file, or Parquet. Replaces atomically."""
+def write_records(path: str, records: list[dict]) -> None:
+    """Writes all records: JSON Lines to standard output (`-`) or a file, or Parquet. A file is replaced atomically."""
+    target = Path(path).resolve()  # through links, so that a link stays one
     if path == "-":
-        for record in records:
-            print(to_json(record))
-        return
-    temporary = f"{path}.{os.getpid()}.tmp"
-    if path.endswith(".parquet"):
-        pd.DataFrame(list(records)).to_parquet(temporary, index=False)
+        print("".join(f"{to_json(record)}\n" for record in records), end="")
+    elif target.exists() and not target.is_file():  # a pipe or a device cannot be replaced
+        target.write_text("".join(f"{to_json(record)}\n" for record in records), encoding="utf-8")
     else:
-        Path(temporary).write_text("".join(f"{to_json(record)}\n" for record in records), encoding="utf-8")
-    os.replace(temporary, path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            if target.suffix.lower() == ".parquet":
+                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), temporary)
+            else:
+                temporary.write_text("".join(f"{to_json(record)}\n" for record in records), encoding="utf-8")
+            os.replace(temporary, target)
+        except (pyarrow.ArrowException, UnicodeEncodeError) as error:
+            raise ValueError(f"output: {path}: the records cannot be written: {error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def to_json(record: dict) -> str:
-    """One line of JSON; arrays that Parquet brought become lists."""
-    return json.dumps(record, ensure_ascii=False, default=lambda value: value.tolist())
+    """One line of JSON; numbers that JSON doesn't have become null, and what it doesn't know (dates, say) text."""
+    plain = {key: None if isinstance(value, float) and value != value else value for key, value in record.items()}
+    return json.dumps(plain, ensure_ascii=False, default=str)

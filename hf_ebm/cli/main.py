@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        _fail(" ".join(str(error).split()))
 
 
 def _fail(message: str) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records, write_records
+from hf_ebm.cli.common import (
+    ModelArguments,
+    check_columns,
+    check_writable,
+    load_model,
+    parse,
+    read_records,
+    write_records,
+)
 
 
 @dataclass
@@ -29,14 +37,18 @@ def run(argv: list[str]) -> None:
     arguments, which = parse([RerankArguments, ModelArguments], argv, "rerank", __doc__)
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
-    base = None
-    if arguments.scores_column:
-        missing = [number for number, record in enumerate(records) if arguments.scores_column not in record]
-        if missing:
-            raise ValueError(f"{arguments.input}: record {missing[0]} has no {arguments.scores_column!r}")
-        base = [list(record[arguments.scores_column]) for record in records]
+    columns = [arguments.candidates_column, *filter(None, [arguments.scores_column])]
+    check_columns(arguments.input, records, columns, ["best", "order", "rerank_scores", "energies"])
+    for column in columns:
+        for number, record in enumerate(records):
+            kind = str if column == arguments.candidates_column else (int, float)
+            value = record[column]
+            if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+                what = "texts" if kind is str else "numbers"
+                raise ValueError(f"{arguments.input}: {column!r} of record {number} must be a list of {what}")
+    candidates = [record[arguments.candidates_column] for record in records]
+    base = [record[arguments.scores_column] for record in records] if arguments.scores_column else None
     model, tokenizer = load_model(which)
-    candidates = [list(record[arguments.candidates_column]) for record in records]
     result = model.rerank(
         candidates,
         tokenizer,

@@ -15,6 +15,7 @@ from accelerate import PartialState
 
 from hf_ebm.cli.chain_records import ChainRecords
 from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records
+from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 
@@ -70,12 +71,16 @@ def run(argv: list[str]) -> None:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
     check_writable(arguments.output)
     state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available())
-    prompts = _prompts(arguments)
+    prompts = _prompts(arguments, state)
+    if prompts is not None and "lengths" in settings:
+        raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
-    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {})
-    if config.seed is None:
-        config.seed = 0
-    inputs = {} if prompts is None else dict(tokenizer(prompts, return_tensors="pt", padding=True))
+    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {"seed": settings.get("seed", 0)})
+    inputs = {}
+    if prompts is not None:
+        config.lengths = None  # the model's own concern sampling from nothing
+        encoded = encode_plain(model, tokenizer, "prompts", prompts)
+        inputs = dict(tokenizer.pad({"input_ids": encoded}, return_tensors="pt"))
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
@@ -83,9 +88,11 @@ def run(argv: list[str]) -> None:
     if state.is_main_process:
         records.open()
     state.wait_for_everyone()
-    missing = records.missing(keys)[state.process_index :: state.num_processes]
-    for first in range(0, len(missing), arguments.chains_at_once):
-        batch = missing[first : first + arguments.chains_at_once]
+    missing = records.missing(keys)
+    state.wait_for_everyone()  # nobody appends before everybody has read what is missing
+    own = missing[state.process_index :: state.num_processes]
+    for first in range(0, len(own), arguments.chains_at_once):
+        batch = own[first : first + arguments.chains_at_once]
         out = _run_batch(model, inputs, config, batch, records, which.token_budget)
         records.append(_as_records(out, tokenizer))
     state.wait_for_everyone()
@@ -102,14 +109,19 @@ def _settings(chain_arguments) -> dict:
     return settings
 
 
-def _prompts(arguments: SampleArguments) -> list[str] | None:
+def _prompts(arguments: SampleArguments, state: PartialState) -> list[str] | None:
+    if arguments.input == "-" and state.num_processes > 1:
+        raise ValueError("input: several processes cannot share standard input; give a file")
     if arguments.input is not None and arguments.text is not None:
         raise ValueError("input and text were both given; give one of them")
     if arguments.text is not None:
         return [arguments.text]
     if arguments.input is None:
         return None
-    return [record[arguments.text_column] for record in read_records(arguments.input, arguments.text_column)]
+    records = read_records(arguments.input, arguments.text_column)
+    if not records:
+        raise ValueError(f"{arguments.input}: there are no prompts")
+    return as_texts("input", [record[arguments.text_column] for record in records])
 
 
 def _recipe(arguments: SampleArguments, which: ModelArguments, config: ChainGenerationConfig, prompts) -> dict:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records, write_records
+from hf_ebm.cli.common import (
+    ModelArguments,
+    check_columns,
+    check_writable,
+    load_model,
+    parse,
+    read_records,
+    write_records,
+)
 
 
 @dataclass
@@ -31,10 +39,9 @@ def run(argv: list[str]) -> None:
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.text_column)
     columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
-    for record in records:
-        for column in filter(None, columns.values()):
-            if column not in record:
-                raise ValueError(f"{arguments.input}: a record has no {column!r}")
+    added = ["energy", "num_tokens", "pseudo_perplexity"]
+    added += ["tokens", "token_energies", "words", "word_energies"] if arguments.details else []
+    check_columns(arguments.input, records, [arguments.text_column, *filter(None, columns.values())], added)
     model, tokenizer = load_model(which)
     result = model.score(
         [record[arguments.text_column] for record in records],

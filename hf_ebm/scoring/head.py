@@ -51,7 +51,7 @@ class PositionLogits:
         self._verified: dict[tuple, bool] = {}
 
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs) -> Tensor:
-        inputs = {self.input_name: input_ids, **inputs}
+        inputs = {self.input_name: input_ids, "return_dict": True, **inputs}
         if positions.shape[1] >= input_ids.shape[1] or not self._hook_holds(inputs, positions):
             return gather_positions(self.model(**inputs).logits, positions)
         return self._hooked(inputs, positions)
@@ -79,7 +79,10 @@ class PositionLogits:
         parameter = next(self.model.parameters())
         key = (parameter.dtype, parameter.device.type, torch.is_autocast_enabled(parameter.device.type))
         if key not in self._verified:
-            self._verified[key] = self.base is not None and self._verify(inputs, positions)
+            verdict = self.base is not None and self._verify(inputs, positions)
+            if verdict is None:
+                return False
+            self._verified[key] = verdict
             if not self._verified[key]:
                 logger.warning(
                     f"{type(self.model).__name__}: applying the head to chosen positions does not reproduce its full "
@@ -88,12 +91,15 @@ class PositionLogits:
         return self._verified[key]
 
     @torch.no_grad()
-    def _verify(self, inputs: dict, positions: Tensor) -> bool:
+    def _verify(self, inputs: dict, positions: Tensor) -> bool | None:
+        """Whether the two agree; `None` where logits that aren't finite leave it open."""
         few = {name: _first_rows(value, 2) for name, value in inputs.items()}
         was_training = self.model.training
         self.model.eval()
         try:
             full = gather_positions(self.model(**few).logits, positions[:2])
+            if not bool(full.isfinite().all()):
+                return None
             try:
                 hooked = self._hooked(few, positions[:2])
             except (

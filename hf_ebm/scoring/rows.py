@@ -108,8 +108,8 @@ class RowRunner:
         token_budget: int | None = None,
         prepare: Callable[[Tensor, EncoderContext | None], tuple[Tensor, dict]] | None = None,
     ):
-        if token_budget is not None and token_budget < 1:
-            raise ValueError(f"token_budget must be at least 1, got {token_budget}")
+        if token_budget is not None and (not isinstance(token_budget, int) or token_budget < 1):
+            raise ValueError(f"token_budget must be a whole number from 1 up, got {token_budget!r}")
         self.position_logits = position_logits
         self.mask_token_id = mask_token_id
         self.vocab_size = vocab_size

@@ -142,7 +142,7 @@ def test_variants_by_hand(pair):
 def test_the_constructors_variant_holds():
     tokenizer = small_tokenizer("wordpiece")
     text = ["unbelievable Donaudampfschifffahrt"]
-    chosen = small_model(tokenizer, variant="within_word_l2r").score(text, tokenizer)
+    chosen = small_model(tokenizer, scoring_variant="within_word_l2r").score(text, tokenizer)
     explicit = small_model(tokenizer).score(text, tokenizer, variant="within_word_l2r")
     assert chosen.variant == "within_word_l2r" and torch.equal(chosen.energy, explicit.energy)
 
@@ -180,7 +180,7 @@ def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message):
         ({"stride": 0, "variant": "stride"}, "stride must be"),
         ({"prefixes": ["a"]}, "prefixes has 1 rows, texts has 2"),
         ({"suffixes": ["a", "b", "c"]}, "suffixes has 3 rows"),
-        ({"encoder_texts": ["a", "b"]}, "has no encoder of its own"),
+        ({"encoder_texts": ["a", "b"]}, "has no encoder to take"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
@@ -208,9 +208,9 @@ def test_reranking_combines_scores_weight_and_length():
         expected = [b - 0.3 * float(s.energy) / float(s.num_tokens) ** 0.5 for b, s in zip(own, single, strict=True)]
         assert scores == pytest.approx(expected, abs=1e-4)
         assert order == sorted(range(len(texts)), key=lambda i: -expected[i]) and int(best) == order[0]
-    with pytest.raises(ValueError, match="candidates: list 1 is empty"):
+    with pytest.raises(ValueError, match="candidates: list 1 must be a list of at least one text"):
         model.rerank([["a"], []], tokenizer)
-    with pytest.raises(ValueError, match="list 0 has 1 scores for 3 candidates"):
+    with pytest.raises(ValueError, match="base_scores must have one score per candidate"):
         model.rerank(lists, tokenizer, base_scores=[[0.0], [0.0, 0.0]])
 
 
@@ -224,3 +224,71 @@ def test_encoder_decoder_models_score_given_their_context():
     assert values[0] != pytest.approx(values[1], abs=1e-3)
     with pytest.raises(ValueError, match="is an encoder-decoder, its energy is conditional"):
         model.score_ids(ids)
+
+
+@pytest.mark.parametrize(
+    "text", ["a  b   c", " ", "  ", " lead", "tail  ", "你好 世界", "the dog \n\n dog", "ﬁne naïve é"]
+)
+def test_tokens_of_spaces_count(text):
+    """Byte-level tokenizers trim spaces off their character spans; their tokens are part of the text all the same."""
+    tokenizer = small_tokenizer("bytes")
+    model = small_model(tokenizer)
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    expected = plain_token_energies(model, ids, scored_positions(tokenizer, ids.tolist()))
+    assert model.score([text], tokenizer).token_energies[0] == pytest.approx(expected, abs=1e-4)
+    inside = model.score([text], tokenizer, prefixes=["the"], suffixes=["end"])
+    alone = len(tokenizer.tokenize(text))
+    assert abs(int(inside.num_tokens) - alone) <= 1  # the join may merge one space of the text into its neighbour
+
+
+def test_contexts_may_hold_masks_and_texts_may_not():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    assert model.score(["the cat"], tokenizer, prefixes=["a [MASK]"]).energy.isfinite().all()
+    with pytest.raises(ValueError, match="row 0 holds the mask token"):
+        model.score(["the [MASK]"], tokenizer, prefixes=["a"])
+    with pytest.raises(ValueError, match="mask token at scored position 1"):
+        model.score_ids(torch.tensor([[2, 4, 7, 3]]))
+
+
+def test_another_models_tokenizer_is_refused():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    other = small_tokenizer("wordpiece")
+    other.add_tokens(["zebra"])
+    with pytest.raises(ValueError, match="row 1 has a token of id"):
+        model.score(["cat", "zebra"], other)
+    model.config.mask_token_id = 7
+    with pytest.raises(ValueError, match="its mask token has id 4, the model's is 7"):
+        model.score(["cat"], tokenizer)
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ({"candidates": ["abc"]}, "list 0 must be a list of at least one text"),
+        ({"candidates": [["a"], [3]]}, "list 1 must be a list"),
+        ({"candidates": [["a", "b"]], "base_scores": [[0.0, float("nan")]]}, "list 0 must hold finite numbers"),
+        ({"candidates": [["a"], ["b"]], "base_scores": [[0.0]]}, "one score per candidate"),
+        ({"candidates": [["a"]], "weight": float("nan")}, "weight must be a finite number"),
+    ],
+)
+def test_bad_lists_are_not_reranked(arguments, message):
+    tokenizer = small_tokenizer("wordpiece")
+    with pytest.raises(ValueError, match=message):
+        small_model(tokenizer).rerank(tokenizer=tokenizer, **arguments)
+
+
+def test_bad_logits_name_the_text():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    bad = tokenizer.convert_tokens_to_ids("cat")
+    plain = model._row_runner().position_logits
+
+    def spoiled(ids, positions, **inputs):
+        return plain(ids, positions, **inputs).masked_fill((ids == bad).any(1)[:, None, None], torch.nan)
+
+    spoiled.model = model.mlm
+    model._row_runner().position_logits = spoiled
+    with pytest.raises(ValueError, match="NaN or infinite logits for texts: row 2, position"):
+        model.score(["the dog", "dog", "the cat sat on"], tokenizer)

@@ -15,13 +15,16 @@ class EnergyConfig(PreTrainedConfig):
     Args:
         text_config: configuration of the masked language model.
         energy: `"local"` (minus the pseudo-log-likelihood) or `"raw"` (minus the sum of logits).
-        variant: what `score` computes unless told otherwise, see `hf_ebm.scoring.variants`.
+        scoring_variant: what `score` computes unless told otherwise, see `hf_ebm.scoring.variants`.
         mask_token_id: id of the mask token.
         pad_token_id: id written beyond the end of shorter sequences.
         special_token_ids: ids that are context wherever they stand: never masked, scored or proposed.
         excluded_token_ids: ids that may stand in a text and are scored there, but are never proposed: the unknown
             token, unused pieces, ids without a token.
         prefix_token_ids, suffix_token_ids: ids the tokenizer puts around a text; unconditional sampling does the same.
+
+    Raises:
+        ValueError: for an energy or a scoring variant that doesn't exist.
     """
 
     model_type = "hf_ebm_energy"
@@ -29,7 +32,7 @@ class EnergyConfig(PreTrainedConfig):
 
     text_config: PreTrainedConfig | dict | None = None
     energy: str = "local"
-    variant: str = "exact"
+    scoring_variant: str = "exact"
     mask_token_id: int | None = None
     pad_token_id: int | None = None
     special_token_ids: list[int] | None = None
@@ -38,9 +41,8 @@ class EnergyConfig(PreTrainedConfig):
     suffix_token_ids: list[int] | None = None
     tie_word_embeddings: bool = True
 
-    def validate_energy(self):
-        """Raises `ValueError` for an energy or a scoring variant that doesn't exist."""
-        if self.energy not in ENERGIES:
-            raise ValueError(f"energy must be one of {', '.join(map(repr, ENERGIES))}, got {self.energy!r}")
-        if self.variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, got {self.variant!r}")
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_ebm.models.energy.inputs import max_length
+
 
 @dataclass
 class EncodedText:
@@ -51,8 +53,10 @@ def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, Path):
-        with open(texts, encoding="utf-8", newline="") as file:
+        with open(texts, encoding="utf-8-sig", newline="\n") as file:
             return as_texts(name, file)
+    if not isinstance(texts, Iterable):
+        raise ValueError(f"{name} must be strings (a list, a generator, a file, …), got {type(texts).__name__}")
     from_file = hasattr(texts, "readline")
     rows = []
     for number, text in enumerate(texts):
@@ -63,56 +67,90 @@ def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
 
 
 def encode_texts(
-    tokenizer,
-    texts: list[str],
-    prefixes: list[str] | None,
-    suffixes: list[str] | None,
-    separator: str,
-    special: set[int],
-    mask_token_id: int,
-    limit: int | None,
+    model, tokenizer, texts: list[str], prefixes: list[str] | None, suffixes: list[str] | None, separator: str
 ) -> list[EncodedText]:
     """Tokenizes every text together with its context, once.
 
-    A token counts as part of the text if it covers at least one of its characters.
+    Without context every token that is no special one is part of the text. With context a token is part of the text if
+    it covers at least one of its characters.
 
     Raises:
-        ValueError: naming the row, for a text that cannot be encoded, holds the mask token, or is too long.
+        ValueError: naming the row, for a text that cannot be encoded, holds the mask token, is too long, or has tokens
+            the model doesn't know; for a tokenizer with another mask token than the model's.
     """
+    if tokenizer.mask_token_id != model.config.mask_token_id:
+        raise ValueError(
+            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
+        )
+    special = set(model.config.special_token_ids or [])
     encoded = []
     for row, text in enumerate(texts):
         before = prefixes[row] + separator if prefixes and prefixes[row] else ""
         after = separator + suffixes[row] if suffixes and suffixes[row] else ""
         encoded.append(_encode(tokenizer, row, before, text, after, special))
-        ids = encoded[-1].ids
-        if mask_token_id in ids:
-            raise ValueError(f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; fill it with generate()")
-        if limit is not None and len(ids) > limit:
-            raise ValueError(
-                f"texts: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so "
-                "split or shorten it"
-            )
+        check_encoded(model, "texts", row, encoded[-1].ids)
     return encoded
 
 
+def encode_plain(model, tokenizer, name: str, texts: list[str]) -> list[list[int]]:
+    """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
+    encoded = []
+    for row, text in enumerate(texts):
+        encoded.append(list(_tokenize(tokenizer, name, row, text)["input_ids"]))
+        check_encoded(model, name, row, encoded[-1])
+    return encoded
+
+
+def check_encoded(model, name: str, row: int, ids: list[int]) -> None:
+    """Raises `ValueError` for ids outside the model's vocabulary and for more ids than it has positions."""
+    limit = max_length(model.mlm)
+    if limit is not None and len(ids) > limit:
+        raise ValueError(
+            f"{name}: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so "
+            "split or shorten it"
+        )
+    if max(ids, default=0) >= model.vocab_size:
+        raise ValueError(
+            f"{name}: row {row} has a token of id {max(ids)}, the model's vocabulary has ids 0 to "
+            f"{model.vocab_size - 1}; is it the model's tokenizer?"
+        )
+
+
+def _tokenize(tokenizer, name: str, row: int, text: str, **options):
+    try:
+        return tokenizer(text, verbose=False, **options)
+    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
+        raise ValueError(f"{name}: row {row} cannot be tokenized: {error}") from error
+
+
 def _encode(tokenizer, row: int, before: str, text: str, after: str, special: set[int]) -> EncodedText:
-    fast = tokenizer.is_fast
-    if (before or after) and not fast:
+    fast, context = tokenizer.is_fast, bool(before or after)
+    if context and not fast:
         raise ValueError(
             f"prefixes/suffixes: {type(tokenizer).__name__} knows no character offsets, so context cannot be told "
             "from text; use a fast tokenizer, or score_ids with a free_mask"
         )
-    try:
-        batch = tokenizer(before + text + after, return_offsets_mapping=fast, verbose=False)
-    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
-        raise ValueError(f"texts: row {row} cannot be tokenized: {error}") from error
+    batch = _tokenize(tokenizer, "texts", row, before + text + after, return_offsets_mapping=fast)
     ids = list(batch["input_ids"])
-    if not fast:
-        return EncodedText(ids, [i not in special for i in ids], list(range(len(ids))), None, text)
     first, last = len(before), len(before) + len(text)
-    offsets = batch["offset_mapping"]
-    inside = [max(start, first) < min(end, last) for start, end in offsets]
+    offsets = _with_trimmed_spaces(batch["offset_mapping"]) if fast else None
+    inside = [not context or max(start, first) < min(end, last) for start, end in offsets or [(0, 0)] * len(ids)]
+    if any(within and i == tokenizer.mask_token_id for within, i in zip(inside, ids, strict=True)):
+        raise ValueError(f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; fill it with generate()")
     scored = [within and i not in special for within, i in zip(inside, ids, strict=True)]
+    if not fast:
+        return EncodedText(ids, scored, list(range(len(ids))), None, text)
     words = [-1 if word is None else word for word in batch.word_ids(0)]
     spans = [(max(start, first) - first, min(end, last) - first) for start, end in offsets]
     return EncodedText(ids, scored, words, spans, text)
+
+
+def _with_trimmed_spaces(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Byte-level tokenizers trim spaces off their spans; a token of spaces alone gets back what it stands for."""
+    widened, end_before = [], 0
+    for start, end in offsets:
+        if start == end and end > 0:
+            start = min(end_before, end - 1)
+        widened.append((start, end))
+        end_before = max(end_before, end)
+    return widened

@@ -58,12 +58,15 @@ def check_masked_lm_config(config) -> None:
 
 def max_length(mlm: nn.Module) -> int | None:
     """The longest sequence the model has positions for, `None` where its configuration states no limit."""
+    limits = [getattr(mlm.config, "max_position_embeddings", None)]
     for name, module in mlm.named_modules():
-        if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
+        weight = getattr(module, "weight", None)
+        if name.endswith("embeddings.position_embeddings") and weight is not None and weight.dim() == 2:
             # Positions of RoBERTa's kind start after the padding index.
-            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
-    limit = getattr(mlm.config, "max_position_embeddings", None)
-    return limit if limit and limit > 0 else None
+            padding = getattr(module, "padding_idx", None)
+            limits.append(len(weight) - (0 if padding is None else padding + 1))
+    stated = [limit for limit in limits if limit and limit > 0]
+    return min(stated) if stated else None
 
 
 def check_inputs(
@@ -97,6 +100,14 @@ def check_inputs(
         scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == _or_minus_one(model.config.mask_token_id))
     context = _encode_context(model, encoder_input_ids, encoder_attention_mask, len(ids))
     return EnergyInputs(Sequences(ids.to(device), start, stop, context), scored)
+
+
+def refuse_masks(model, ids: Tensor, scored: Tensor) -> None:
+    """Raises `ValueError` for a mask token at a scored position: the energy of a mask means nothing."""
+    masked = scored & (ids == model.config.mask_token_id)
+    if bool(masked.any()):
+        row, position = masked.nonzero()[0].tolist()
+        raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
 
 
 def padding_id(model) -> int:

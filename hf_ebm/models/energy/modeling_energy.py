@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import ModelOutput
 
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
-from hf_ebm.models.energy.inputs import check_inputs, check_masked_lm, check_masked_lm_config
+from hf_ebm.models.energy.inputs import check_inputs, check_masked_lm, check_masked_lm_config, refuse_masks
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
@@ -23,6 +23,8 @@ from hf_ebm.scoring.rows import EncoderContext, RowRunner
 
 # Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+# Fields of `EnergyConfig` that `EnergyModel` and `from_pretrained` take by name.
+_FIELDS = tuple(name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings"))
 
 
 @dataclass
@@ -89,10 +91,14 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
             pretrained_model_name_or_path: Hub name or folder.
             energy: `"local"` (default for a masked-LM checkpoint) or `"raw"`; `None` keeps what was saved.
             processing_class: tokenizer (or processor) to take the token roles from; by default the checkpoint's own.
+            kwargs: fields of `EnergyConfig` by name; the arguments of `AutoModelForMaskedLM.from_pretrained`.
 
         Raises:
-            ValueError: if the checkpoint has no masked-LM head, or its tokenizer no mask token.
+            ValueError: if the checkpoint has no masked-LM head or lacks other weights, or its tokenizer no mask token.
         """
+        overrides = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
+        overrides |= {} if energy is None else {"energy": energy}
+        EnergyConfig(**overrides)  # checks them before anything is loaded
         config = kwargs.get("config")
         hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
         if config is None:
@@ -100,23 +106,30 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
             is_saved = found.get("model_type") == EnergyConfig.model_type
         else:
             is_saved = isinstance(config, EnergyConfig)
-        overrides = {} if energy is None else {"energy": energy}
-        EnergyConfig(**overrides)
-        if not is_saved:
-            return cls._from_masked_lm(pretrained_model_name_or_path, args, hub, overrides, processing_class, kwargs)
-        result = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs, **overrides)
-        if processing_class is not None:
-            model = result[0] if isinstance(result, tuple) else result
-            model.config.update(token_roles(processing_class, model.vocab_size))
-        return result
+        load = cls._from_saved if is_saved else cls._from_masked_lm
+        return load(pretrained_model_name_or_path, args, hub, overrides, processing_class, kwargs)
 
     @classmethod
-    def _from_masked_lm(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict) -> EnergyModel:
+    def _from_saved(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict):
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        _refuse_missing_weights(name, info["missing_keys"])
+        if processing_class is not None:
+            overrides = token_roles(processing_class, model.vocab_size) | overrides
+        for field, value in overrides.items():
+            setattr(model.config, field, value)
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _from_masked_lm(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict):
         remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(name, **hub, **remote_code)
-        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in getattr(
-            config, "auto_map", {}
-        ):
+        config = kwargs.pop("config", None)
+        if config is None:
+            unused = {k: v for k, v in kwargs.items() if k not in (*hub, *remote_code)}
+            config, kwargs = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **hub, **remote_code, **unused)
+            kwargs |= hub | remote_code
+        remote = getattr(config, "auto_map", None) or {}
+        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
             raise ValueError(
                 f"{name}: model type {config.model_type!r} has no class with a masked-LM head; an energy needs a "
                 "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"
@@ -124,13 +137,11 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         check_masked_lm_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
         mlm, info = AutoModelForMaskedLM.from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
-        head = sorted(key for key in info["missing_keys"] if not key.startswith(f"{mlm.base_model_prefix}."))
-        if head:
-            raise ValueError(f"{name}: the checkpoint has no weights for the masked-LM head ({', '.join(head)})")
+        _refuse_missing_weights(name, info["missing_keys"])
         if processing_class is None:
-            processing_class = _tokenizer_or_none(name, hub, remote_code)
+            processing_class = own_tokenizer(name, **hub, **remote_code)
         roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
-        model = cls(mlm, **overrides, **roles)
+        model = cls(mlm, **(roles | overrides))
         model.config.name_or_path = model.name_or_path = str(name)
         return (model, info) if wants_info else model
 
@@ -161,10 +172,7 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         sequences, scored = check_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
         )
-        masked = scored & (sequences.ids == self.config.mask_token_id)
-        if bool(masked.any()):
-            row, position = masked.nonzero()[0].tolist()
-            raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
+        refuse_masks(self, sequences.ids, scored)
         terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
 
@@ -221,25 +229,24 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
 
 
 def _checked_fields(fields: dict) -> dict:
-    allowed = {name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings")}
-    unknown = sorted(set(fields) - allowed)
+    unknown = sorted(set(fields) - set(_FIELDS))
     if unknown:
-        raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(sorted(allowed))}")
+        raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(_FIELDS)}")
     return fields
+
+
+def _refuse_missing_weights(name, missing: list[str]) -> None:
+    """Weights a checkpoint lacks would be random. (Contacts and pooling play no part in an energy.)"""
+    needed = sorted(key for key in missing if "contact_head" not in key and "pooler" not in key)
+    if needed:
+        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
+        raise ValueError(f"{name}: the checkpoint has no weights for {shown}; an energy of random weights is none")
 
 
 def _vocab_size(mlm: PreTrainedModel) -> int:
     embeddings = mlm.get_input_embeddings()
     weight = getattr(embeddings, "weight", None)  # Perceiver calls its latents the input embeddings
     return mlm.config.vocab_size if weight is None else weight.shape[0]
-
-
-def _tokenizer_or_none(name, hub: dict, remote_code: dict):
-    """The checkpoint's own tokenizer; without one, energies of ids still work and sampling is refused later."""
-    try:
-        return AutoTokenizer.from_pretrained(name, **hub, **remote_code)
-    except (OSError, ValueError):
-        return None
 
 
 AutoConfig.register(EnergyConfig.model_type, EnergyConfig)

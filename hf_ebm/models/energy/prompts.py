@@ -12,7 +12,7 @@ from hf_ebm.models.energy.inputs import check_inputs, max_length, padding_id
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
-from hf_ebm.scoring.rows import EncoderContext
+from hf_ebm.scoring.rows import EncoderContext, Sequences
 
 
 class Chains(NamedTuple):
@@ -86,18 +86,23 @@ def build_chains(
             f"got {wrong[:3] or list(chain_keys)[:3]}"
         )
     if inputs["input_ids"] is None:
-        rows = _unconditional(model, config, lengths, keys, inputs)
-    else:
-        which = torch.tensor([key.prompt for key in keys])
-        rows = {name: None if value is None else value.cpu()[which] for name, value in inputs.items()}
-    checked = check_inputs(model, **rows)
-    ids, free = checked.sequences.ids, checked.scored
+        checked, which = check_inputs(model, **_unconditional(model, config, lengths, keys, inputs)), None
+    else:  # prompts are checked, and named in errors, before they are copied for their chains
+        checked, which = check_inputs(model, **inputs), torch.tensor([key.prompt for key in keys])
+    sequences, free = checked
+    if which is not None:
+        on_device = which.to(free.device)
+        context = sequences.context
+        if context is not None:
+            context = EncoderContext(context.states[on_device], context.lengths[which])
+        free = free[on_device]
+        sequences = Sequences(sequences.ids[on_device], sequences.start[which], sequences.stop[which], context)
+    ids = sequences.ids
     masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     _check_free(free, masks, config, keys)
-    sequences = checked.sequences
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_texts
-from hf_ebm.models.energy.inputs import check_inputs, max_length
+from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
+from hf_ebm.models.energy.inputs import check_inputs, refuse_masks
 from hf_ebm.scoring.head import evaluation_mode
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
@@ -94,7 +95,7 @@ class EnergyScoringMixin:
             prefixes, suffixes: context per text, excluded from the sum; joined to it by `separator`.
             encoder_texts: per text, what an encoder-decoder model conditions on (required there).
             variant: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
-                model's own (`config.variant`).
+                model's own (`config.scoring_variant`).
             stride: rows per text of the variant `"stride"`.
             token_budget: tokens per forward pass; by default from free memory.
 
@@ -112,11 +113,12 @@ class EnergyScoringMixin:
                 raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
         if variant == "within_word_l2r" and not tokenizer.is_fast:
             raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
-        encoded = encode_texts(
-            tokenizer, rows, contexts["prefixes"], contexts["suffixes"], separator,
-            set(self.config.special_token_ids or []), self.config.mask_token_id, max_length(self.mlm),
-        )  # fmt: skip
-        encoder_ids = contexts["encoder_texts"] and [tokenizer(text)["input_ids"] for text in contexts["encoder_texts"]]
+        conditional = self.mlm.config.is_encoder_decoder
+        if conditional != (encoder_texts is not None):
+            role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
+            raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
+        encoded = encode_texts(self, tokenizer, rows, contexts["prefixes"], contexts["suffixes"], separator)
+        encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
         terms = self._term_lists(encoded, encoder_ids, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)
 
@@ -147,6 +149,7 @@ class EnergyScoringMixin:
         sequences, scored = check_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
         )
+        refuse_masks(self, sequences.ids, scored)
         words = None if words is None else words.to(sequences.ids.device)
         runner = self._row_runner(token_budget)
         with evaluation_mode(self):
@@ -175,21 +178,15 @@ class EnergyScoringMixin:
         Raises:
             ValueError: for an empty list, or base scores of other sizes than the lists.
         """
-        lists = [list(texts) for texts in candidates]
-        for row, texts in enumerate(lists):
-            if not texts:
-                raise ValueError(f"candidates: list {row} is empty")
-            if base_scores is not None and len(base_scores[row]) != len(texts):
-                raise ValueError(
-                    f"base_scores: list {row} has {len(base_scores[row])} scores for {len(texts)} candidates"
-                )
-        if base_scores is not None and len(base_scores) != len(lists):
-            raise ValueError(f"base_scores has {len(base_scores)} lists, candidates has {len(lists)}")
+        lists = _checked_candidates(candidates)
+        base = _checked_base_scores(base_scores, lists)
+        for name, value in (("weight", weight), ("length_normalization", length_normalization)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
         scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
         normalized = scored.energy / scored.num_tokens.clamp(min=1).double() ** length_normalization
         sizes = [len(texts) for texts in lists]
         energies = [part.tolist() for part in scored.energy.split(sizes)]
-        base = base_scores or [[0.0] * size for size in sizes]
         scores = [
             [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
             for own, part in zip(base, normalized.split(sizes), strict=True)
@@ -198,10 +195,10 @@ class EnergyScoringMixin:
         return RerankOutput(torch.tensor([o[0] for o in order]), order, scores, energies)
 
     def _checked_variant(self, variant: str | None, stride: int) -> str:
-        variant = self.config.variant if variant is None else variant
+        variant = self.config.scoring_variant if variant is None else variant
         if variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, got {variant!r}")
-        if not isinstance(stride, int) or stride < 1:
+        if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
             raise ValueError(f"stride must be a whole number from 1 up, got {stride!r}")
         return variant
 
@@ -262,6 +259,32 @@ class EnergyScoringMixin:
             pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
             variant=variant,
         )
+
+
+def _checked_candidates(candidates) -> list[list[str]]:
+    lists = []
+    for row, texts in enumerate(candidates):
+        own = [] if isinstance(texts, str) else list(texts)
+        if not own or not all(isinstance(text, str) for text in own):
+            raise ValueError(f"candidates: list {row} must be a list of at least one text, got {texts!r}")
+        lists.append(own)
+    return lists
+
+
+def _checked_base_scores(base_scores, lists: list[list[str]]) -> list[list[float]]:
+    if base_scores is None:
+        return [[0.0] * len(texts) for texts in lists]
+    given = [torch.as_tensor(own, dtype=torch.float64).tolist() for own in base_scores]
+    if [len(own) for own in given] != [len(texts) for texts in lists]:
+        row = next(
+            (i for i, (own, texts) in enumerate(zip(given, lists, strict=False)) if len(own) != len(texts)), None
+        )
+        what = f"{len(given)} lists for {len(lists)}" if row is None else f"{len(given[row])} scores in list {row}"
+        raise ValueError(f"base_scores must have one score per candidate; there are {what}")
+    for row, own in enumerate(given):
+        if not all(map(math.isfinite, own)):
+            raise ValueError(f"base_scores: list {row} must hold finite numbers, got {own}")
+    return given
 
 
 def _padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from transformers import AutoTokenizer
+from transformers.utils import cached_file
+
 # Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, fairseq's madeupword0007, NOTUSED.
 _PLACEHOLDER = re.compile(
     r"^(\[unused\d+\]|<unused_?\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$"
@@ -47,3 +50,24 @@ def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]
         "prefix_token_ids": [i for i in template[:middle] if i in special],
         "suffix_token_ids": [i for i in template[middle + 1 :] if i in special],
     }
+
+
+# One of these lies beside the weights if a checkpoint has a tokenizer. Without one, Transformers would make up a
+# tokenizer from the model's configuration, and every energy computed with it would be wrong.
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model",
+)  # fmt: skip
+
+
+def own_tokenizer(name: str, **hub_arguments):
+    """The tokenizer that a folder or Hub repository holds, or `None` if it holds none.
+
+    Args:
+        hub_arguments: `revision`, `token`, `cache_dir`, `subfolder`, `trust_remote_code`, … as in Transformers.
+    """
+    where = {k: v for k, v in hub_arguments.items() if k not in ("trust_remote_code", "code_revision")}
+    quiet = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    if not any(cached_file(name, file, **where, **quiet) for file in _TOKENIZER_FILES):
+        return None
+    return AutoTokenizer.from_pretrained(name, **hub_arguments)

@@ -1,0 +1,158 @@
+"""`hf-ebm sample`: nothing lost or doubled by a kill, and the same set of records from any number of processes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+from hf_ebm import ChainGenerationConfig
+from hf_ebm.cli.chain_records import ChainRecords
+from tests.cli.conftest import command, read, run
+
+CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
+
+
+def keys(records: list[dict]) -> list[tuple]:
+    return [(record["prompt"], record["chain"], record["epoch"]) for record in records]
+
+
+def as_set(records: list[dict]) -> set[tuple]:
+    return {
+        (*key, record["text"], round(record["energy"], 3)) for key, record in zip(keys(records), records, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(model_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    run("sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output)
+    return read(output)
+
+
+def test_records_are_complete_and_the_summary_reports(model_folder, tmp_path, whole, capsys):
+    output = tmp_path / "out.jsonl"
+    run("sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output, "--chains_at_once", "2")
+    assert as_set(read(output)) == as_set(whole)
+    assert sorted(keys(whole)) == [(p, c, e) for p in (0, 1) for c in range(6) for e in (1, 3)]
+    summary = capsys.readouterr().out
+    assert "acceptance rate" in summary and "novel rate" in summary and "R-hat" in summary
+    assert not (tmp_path / "out.jsonl.state").exists()
+    run("sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output, "--chains_at_once", "5")
+    assert len(read(output)) == len(whole)
+
+
+def test_a_half_written_output_is_completed(model_folder, tmp_path, whole):
+    output = tmp_path / "out.jsonl"
+    arguments = ["sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output]
+    run(*arguments)
+    content = output.read_bytes()
+    for cut in (0, 1, len(content) // 3, len(content) // 2 + 7, len(content) - 1):
+        output.write_bytes(content[:cut])
+        run(*arguments, "--chains_at_once", "4")
+        assert as_set(read(output)) == as_set(whole)
+        assert len(read(output)) == len(whole)
+
+
+def test_killed_runs_go_on(model_folder, tmp_path, whole):
+    """kill -9 at several moments; the last run completes what the others left."""
+    output = tmp_path / "out.jsonl"
+    arguments = ["sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output]
+    arguments += ["--chains_at_once", "1", "--device", "cpu"]
+    for wait in (0.0, 0.1, 0.4):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hf_ebm", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        patience = time.time() + 60
+        while not output.exists() and process.poll() is None and time.time() < patience:
+            time.sleep(0.02)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if output.exists():
+            assert len(set(keys([r for r in read_complete(output)]))) == len(read_complete(output))
+    assert command(*arguments).returncode == 0
+    assert as_set(read(output)) == as_set(whole) and len(read(output)) == len(whole)
+
+
+def read_complete(output) -> list[dict]:
+    return [json.loads(line) for line in output.read_bytes().split(b"\n")[:-1] if line]
+
+
+def test_two_processes_make_the_same_set(model_folder, tmp_path, whole):
+    output = tmp_path / "out.jsonl"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    arguments = [
+        "sample",
+        "--model",
+        model_folder,
+        "--lengths",
+        "4",
+        "6",
+        *CHAINS,
+        "--output",
+        output,
+        "--device",
+        "cpu",
+    ]
+    done = command(*arguments, "--chains_at_once", "2", launcher=launcher, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert as_set(read(output)) == as_set(whole) and len(read(output)) == len(whole)
+
+
+def test_prompts_from_a_file_and_parquet_output(model_folder, tmp_path):
+    (tmp_path / "in.txt").write_text("the [MASK] sat\nthe cat [MASK] on [MASK]\n")
+    output = tmp_path / "out.parquet"
+    arguments = ["sample", "--model", model_folder, "--input", tmp_path / "in.txt", "--output", output, *CHAINS]
+    run(*arguments)
+    frame = pd.read_parquet(output)
+    assert len(frame) == 24 and frame.text[frame.prompt == 0].str.startswith("the").all()
+    assert not frame.text.str.contains("MASK").any()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.parquet", "out.parquet.run.json"]
+    run(*arguments)  # complete: nothing to do
+    assert pd.read_parquet(output).equals(frame)
+
+
+def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    output.write_text("precious\n")
+    arguments = ["sample", "--model", model_folder, "--lengths", "3", "--output", output]
+    with pytest.raises(SystemExit):
+        run(*arguments)
+    assert output.read_text() == "precious\n" and "nothing is overwritten" in capsys.readouterr().err
+    output.unlink()
+    run(*arguments, "--seed", "1")
+    before = output.read_text()
+    with pytest.raises(SystemExit):
+        run(*arguments, "--seed", "2")
+    assert output.read_text() == before and "another model, prompts or settings" in capsys.readouterr().err
+
+
+def test_standard_output_is_json_lines(model_folder):
+    done = command(
+        "sample", "--model", model_folder, "--text", "the [MASK] sat", "--num_chains", "2", "--num_epochs", "2"
+    )
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 4 and "acceptance rate" in done.stderr
+
+
+def test_a_foreign_line_in_the_output_is_an_error(model_folder, tmp_path, capsys):
+    output = tmp_path / "out.jsonl"
+    arguments = ["sample", "--model", model_folder, "--lengths", "3", "--output", output]
+    run(*arguments)
+    output.write_text(output.read_text() + '{"a": 1}\n')
+    with pytest.raises(SystemExit):
+        run(*arguments)
+    assert "holds a line that is no record of this command" in capsys.readouterr().err
+
+
+def test_missing_chains_are_not_passed_over(tmp_path):
+    config = ChainGenerationConfig().resolved(ChainGenerationConfig(), {"num_epochs": 1})
+    records = ChainRecords(str(tmp_path / "out.jsonl"), {}, config)
+    records.open()
+    records.append([{"prompt": 0, "chain": 0, "epoch": 0}])
+    with pytest.raises(RuntimeError, match="have not been sampled"):
+        records.close([(0, 0), (0, 1)])
