@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_ebm.sampling import kernels, sampler
 from hf_ebm.sampling.target import ChainState, Target
@@ -101,6 +102,26 @@ def test_extra_energies_soft_and_hard(energy):
     for settings in ({"block_size": 2}, {"delayed_acceptance": 0}):
         found, limit = distance(model, exact, extra_energies=terms, **settings)
         assert found < limit
+
+
+def test_a_classifier_as_an_attribute_model(energy):
+    """A Transformers classifier's energy, minus the log probability of a class, as a term of the target."""
+    model, _ = exact_for(energy)
+    torch.manual_seed(2)
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    classifier = BertForSequenceClassification(BertConfig(vocab_size=9, pad_token_id=0, **sizes)).eval()
+    for parameter in classifier.parameters():  # so that the class depends on the words
+        parameter.data.normal_(0, 0.5)
+
+    @torch.no_grad()
+    def not_class_one(ids):
+        return -classifier(input_ids=ids).logits.log_softmax(-1)[:, 1].double()
+
+    exact = exact_target(model, WORDS, 3, extra=lambda ids: 2.0 * not_class_one(ids))
+    found, limit = distance(model, exact, extra_energies=[(2.0, not_class_one)])
+    assert found < limit
+    plain = exact_for(energy)[1]
+    assert float((exact.log_probabilities.exp() - plain.log_probabilities.exp()).abs().sum() / 2) > limit
 
 
 @pytest.mark.parametrize(
