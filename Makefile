@@ -16,8 +16,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 sample: setup
-	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 3 \
-	  --block_fill sequential --block_layout contiguous --output - 2>&1 >/dev/null
+	rm -f $(VENV)/samples.jsonl*
+	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 1 3 \
+	  --block_fill sequential --block_layout contiguous --output $(VENV)/samples.jsonl
 
 test: setup
 	$(BIN)/python -m pytest

@@ -10,6 +10,7 @@ the same command is given again. Writes the model (fp16 safetensors), its tokeni
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -20,6 +21,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import WordPieceTrainer
 from transformers import (
+    AutoTokenizer,
     HfArgumentParser,
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -53,7 +55,9 @@ class ScriptArguments:
     learning_rate: float = field(default=3e-3)
     weight_decay: float = field(default=0.05)
     threads: int = field(default=1)
+    warmup_steps: int = field(default=200)
     seed: int = field(default=0)
+    init_from: str | None = field(default=None, metadata={"help": "Go on from this folder instead of from nothing."})
 
 
 def train_tokenizer(clauses: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -102,13 +106,13 @@ class RandomRateMasking:
 
 
 @torch.no_grad()
-def held_out_loss(model, tokenizer, clauses: list[str], rate: float, batch_size: int = 128) -> float:
-    """Mean cross entropy in nats of the masked tokens at one masking rate, in float32, with a fixed choice of masks."""
+def held_out_loss(model, tokenizer, clauses: list[str], rate: float, draws: int = 4, batch_size: int = 128) -> float:
+    """Mean cross entropy in nats of the masked tokens at one masking rate, in float32, over fixed draws of masks."""
     model.eval()
     collate = RandomRateMasking(tokenizer, rate, rate, torch.Generator().manual_seed(1))
     encoded = sorted(tokenizer(clauses)["input_ids"], key=len)
     total = count = 0
-    for start in range(0, len(encoded), batch_size):
+    for start in draws * list(range(0, len(encoded), batch_size)):
         batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
         masked = int((batch["labels"] >= 0).sum())
         total += float(model(**batch).loss) * masked
@@ -116,12 +120,9 @@ def held_out_loss(model, tokenizer, clauses: list[str], rate: float, batch_size:
     return total / count
 
 
-def main(arguments: ScriptArguments) -> None:
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(arguments.seed)
-    train, held_out = load_kjv_clauses(arguments.work_dir)
-    tokenizer = train_tokenizer(train, arguments.vocab_size)
-    config = ModernBertConfig(
+def model_config(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerFast) -> ModernBertConfig:
+    """A small ModernBERT in which every layer attends to everything."""
+    return ModernBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=arguments.hidden_size,
         intermediate_size=arguments.intermediate_size,
@@ -136,10 +137,26 @@ def main(arguments: ScriptArguments) -> None:
         cls_token_id=tokenizer.cls_token_id,
         sep_token_id=tokenizer.sep_token_id,
     )
-    model = ModernBertForMaskedLM(config)
+
+
+def main(arguments: ScriptArguments) -> None:
+    """Trains, evaluates and writes the model."""
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    train, held_out = load_kjv_clauses(arguments.work_dir)
+    if arguments.init_from is None:
+        tokenizer = train_tokenizer(train, arguments.vocab_size)
+        model, before = ModernBertForMaskedLM(model_config(arguments, tokenizer)), []
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.init_from)
+        model = ModernBertForMaskedLM.from_pretrained(
+            arguments.init_from, dtype=torch.float32, mlp_dropout=arguments.mlp_dropout
+        )
+        results = json.loads((Path(arguments.init_from) / "training_results.json").read_text(encoding="utf-8"))
+        before = results["phases"]
     # The head is computed for masked positions only while training; a published model returns logits everywhere.
     model.sparse_prediction = True
-    masks = torch.Generator().manual_seed(arguments.seed)
+    masks = torch.Generator().manual_seed(1000 * arguments.seed + int(os.environ.get("RANK", 0)))
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -150,7 +167,7 @@ def main(arguments: ScriptArguments) -> None:
             learning_rate=arguments.learning_rate,
             weight_decay=arguments.weight_decay,
             adam_beta2=0.98,
-            warmup_steps=200,
+            warmup_steps=arguments.warmup_steps,
             bf16=True,
             use_cpu=True,
             logging_steps=100,
@@ -159,6 +176,7 @@ def main(arguments: ScriptArguments) -> None:
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
+            ddp_find_unused_parameters=False,
             seed=arguments.seed,
         ),
         train_dataset=[{"input_ids": ids} for ids in tokenizer(train)["input_ids"]],
@@ -166,20 +184,27 @@ def main(arguments: ScriptArguments) -> None:
         processing_class=tokenizer,
     )
     started = time.time()
+    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
     minutes = (time.time() - started) / 60
+    if not trainer.is_world_process_zero():
+        return
 
     model.float()
     seen = set(train)
     unseen = [clause for clause in held_out if clause not in seen]
-    results = {
+    phase = {
         "command": "python -m hf_ebm.assets.train_masked_lm " + shlex.join(sys.argv[1:]),
         "minutes": round(minutes, 1),
+        "processes": trainer.args.world_size,
         "date": time.strftime("%Y-%m-%d"),
+        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("output_dir", "work_dir")},
+    }
+    results = {
+        "phases": [*before, phase],
         "train_clauses": len(train),
         "held_out_clauses": len(held_out),
         "parameters": model.num_parameters(),
-        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("output_dir", "work_dir")},
         "held_out_loss": {f"{r:.0%}": held_out_loss(model, tokenizer, held_out, r) for r in REPORTED_MASKING_RATES},
         "held_out_loss_unseen_clauses": {
             f"{r:.0%}": held_out_loss(model, tokenizer, unseen, r) for r in REPORTED_MASKING_RATES

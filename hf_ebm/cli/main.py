@@ -22,6 +22,10 @@ def main(argv: list[str] | None = None) -> None:
         _fail(f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
     from importlib import import_module
 
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():  # bars are for people
+        logging.disable_progress_bar()
     try:
         import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
     except (ValueError, OSError) as error:

@@ -6,6 +6,7 @@ Records are appended as chains finish. The same command, given again after a kil
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from dataclasses import dataclass, field, make_dataclass
@@ -28,12 +29,11 @@ _TYPES = {
 
 
 def _setting_help(name: str) -> str:
-    """A setting's help text, from the docstring that documents it."""
-    entries = re.split(r"\n {8}(?=\w+ \()", ChainGenerationConfig.__doc__.split("Args:\n")[1].split("\n\n")[0])
-    for entry in entries:
-        for part in re.split(r"(?<=\)), (?=\w+ \()", entry.strip()) if ": " in entry else []:
-            if part.startswith(f"{name} ("):
-                return " ".join(entry.strip().split()).replace("`", "").replace("%", "%%")
+    """A setting's help text, from the docstring that documents it ("" without docstrings)."""
+    arguments = inspect.cleandoc(ChainGenerationConfig.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    for entry in re.split(r"\n {4}(?=\w+ \()", f"\n{arguments}"):
+        if re.search(rf"(^|, ){name} \(", entry.partition(": ")[0]):
+            return " ".join(entry.split()).replace("`", "").replace("%", "%%")
     return ""
 
 

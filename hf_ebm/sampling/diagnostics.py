@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 from torch import Tensor
+
+
+def import_arviz():
+    """ArviZ, without the notice of its next major version that it prints when imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz
+    return arviz
 
 
 class EnergyDiagnostics(NamedTuple):
@@ -19,8 +28,7 @@ def energy_diagnostics(energies: Tensor) -> EnergyDiagnostics:
     """Diagnoses `energies` (chains, draws). Raises `ValueError` for fewer than 2 chains or 4 draws."""
     if energies.dim() != 2 or energies.shape[0] < 2 or energies.shape[1] < 4:
         raise ValueError(f"energies must have at least 2 chains and 4 draws, got shape {tuple(energies.shape)}")
-    import arviz
-
+    arviz = import_arviz()
     values = energies.double().cpu().numpy()
     return EnergyDiagnostics(
         float(arviz.rhat(values, method="split")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils import ModelOutput
 
+from hf_ebm.sampling.diagnostics import import_arviz
 from hf_ebm.sampling.run import ChainRun, Trace
 
 
@@ -49,8 +50,6 @@ class ChainGenerationOutput(ModelOutput):
         Raises:
             ValueError: if prompts have different numbers of chains, or nothing was kept.
         """
-        import arviz
-
         prompts, counts = self.prompt_indices.unique(return_counts=True)
         if self.energies.shape[1] == 0 or len(counts.unique()) != 1:
             raise ValueError("to_inference_data needs kept samples and the same number of chains for every prompt")
@@ -62,7 +61,7 @@ class ChainGenerationOutput(ModelOutput):
 
         stats = {name: by_prompt(getattr(self.trace, name)[:, kept]) for name in ("acceptance_rate", "novel_rate")}
         names = ("energy", *stats)
-        return arviz.from_dict(
+        return import_arviz().from_dict(
             posterior={"energy": by_prompt(self.energies)},
             sample_stats=stats,
             coords={"prompt": prompts.tolist()},

@@ -8,24 +8,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 
 from hf_ebm import ChainGenerationConfig, EnergyModel, TextEnergy
-from hf_ebm.sampling.run import ChainRun
-from tests.conftest import tiny_energy_model, tiny_mlm
-
-BASE = dict(lengths=4, num_chains=3, num_epochs=4, seed=7)
-VARIED = [
-    {},
-    {"block_size": 2, "block_fill": "sequential", "block_layout": "contiguous"},
-    {"delayed_acceptance": 0, "exclude_current": True},
-    {"kernel": "gibbs", "proposal_top_k": 2},
-    {"kernel": "mask_predict"},
-    {"lengths": {3: 0.5, 5: 0.5}, "burn_in": 1, "thinning": 2},
-    {"lengths": [2, 5], "warm_start": "mask_predict"},
-]
-
-
-def equal(one, other) -> bool:
-    """Outputs hold the same chains."""
-    return torch.equal(one.samples, other.samples) and torch.allclose(one.energies, other.energies)
+from tests.conftest import tiny_energy_model
+from tests.sampling.chains import BASE, VARIED, StopAfter, equal
 
 
 @pytest.mark.parametrize("extra", VARIED)
@@ -53,65 +37,6 @@ def test_more_chains_leave_the_first_ones_alone_and_seeds_matter():
     assert drawn.seed == model.generate(**BASE | {"seed": None}).seed
 
 
-class StopAfter(StoppingCriteria):
-    """Stops (or raises) after some epochs."""
-
-    def __init__(self, epochs: int, error: type[BaseException] | None = None):
-        self.left, self.error = epochs, error
-
-    def __call__(self, input_ids, scores):
-        self.left -= 1
-        if self.left == 0 and self.error:
-            raise self.error("killed")
-        return torch.full((len(input_ids),), self.left <= 0)
-
-
-@pytest.mark.parametrize("extra", [VARIED[1], VARIED[2], VARIED[5]])
-def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, extra):
-    model = tiny_energy_model()
-    settings = BASE | {"num_epochs": 6} | extra
-    whole = model.generate(**settings)
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(**settings, save_state_to=tmp_path, stopping_criteria=[StopAfter(2, KeyboardInterrupt)])
-    assert ChainRun.load(tmp_path).epoch == 2
-    rest = model.generate(resume_from=tmp_path, save_state_to=tmp_path)
-    assert equal(whole, rest)
-    assert rest.num_masked_rows == whole.num_masked_rows
-    for name in whole.trace._fields:
-        torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
-
-
-def test_a_finished_run_can_be_made_longer(tmp_path):
-    model = tiny_energy_model()
-    model.generate(**BASE, save_state_to=tmp_path)
-    assert equal(model.generate(**BASE | {"num_epochs": 9}), model.generate(resume_from=tmp_path, num_epochs=9))
-    with pytest.raises(ValueError, match="saved run has block_size=1, not 2"):
-        model.generate(resume_from=tmp_path, block_size=2)
-    with pytest.raises(ValueError, match="it is not the run's model"):
-        tiny_energy_model(seed=1).generate(resume_from=tmp_path, num_epochs=9)
-    with pytest.raises(ValueError, match="samples 'local', this model 'raw'"):
-        tiny_energy_model("raw").generate(resume_from=tmp_path)
-
-
-def test_damaged_and_unwritable_states_are_refused(tmp_path):
-    model = tiny_energy_model()
-    model.generate(**BASE, save_state_to=tmp_path / "state")
-    tensors = next((tmp_path / "state").glob("*.safetensors"))
-    content = tensors.read_bytes()
-    tensors.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path / "state")
-    header = tmp_path / "state" / "state.json"
-    header.write_text(header.read_text()[:-20])
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path / "state")
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path / "nothing")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="save_state_to: cannot write"):
-        model.generate(**BASE, save_state_to=tmp_path / "file" / "below")
-
-
 def test_settings_save_with_the_model_and_load_back(tmp_path):
     model = tiny_energy_model()
     model.generation_config = ChainGenerationConfig(
@@ -135,80 +60,6 @@ def test_settings_save_with_the_model_and_load_back(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(saved | {"beam_size": 4}))
     with pytest.raises(ValueError, match="unknown generation settings: beam_size"):
         EnergyModel.from_pretrained(tmp_path)
-
-
-REFUSED = {
-    "kernel": ["nuts"], "block_size": [0, -1, 1.5, [], [1, 0]], "lengths": [0, [], [3, 0], {3: -1.0}, {}],
-    "num_chains": [0], "num_epochs": [0, 2.5], "burn_in": [-1, 4], "thinning": [0], "energy_temperature": [0, -1.0],
-    "proposal_temperature": [0.0, float("inf")], "min_energy_temperature": [0], "energy_temperature_decay": [-0.1],
-    "proposal_top_k": [0, 2.0], "proposal_top_p": [0.0, 1.2, "much"], "proposal_epsilon": [-0.1, 1.0],
-    "delayed_acceptance": [-1], "accept_all_epochs": [-1, 5], "block_fill": ["slow"], "block_layout": ["square"],
-    "order": ["backwards"], "warm_start": ["cold"], "seed": [-1], "suppress_tokens": [5, [-1], [99]],
-    "exclude_current": ["yes"], "final_block_size": [0],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name,value", [(name, value) for name, values in REFUSED.items() for value in values])
-def test_bad_settings_are_refused_before_any_work(name, value):
-    model = tiny_energy_model()
-    with pytest.raises(ValueError, match=name):
-        model.generate(**BASE | {name: value})
-    assert model._row_runner().num_rows == 0
-
-
-@pytest.mark.parametrize(
-    "extra,message",
-    [
-        ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size contradicts"),
-        ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance has no effect with kernel"),
-        ({"kernel": "mask_predict", "exclude_current": True}, "exclude_current has no effect with kernel"),
-        ({"proposal_top_k": 1, "proposal_epsilon": 0.0}, "a chain could never move"),
-        ({"temperature": 0.5}, "unknown generation settings: temperature"),
-        ({"block_size": 5}, "block_size 5 is above the 4 free positions"),
-        ({"lengths": 40}, "lengths: 40 free tokens"),
-        ({"suppress_tokens": [5, 6, 7, 8]}, "no token is left"),
-        ({"chain_keys": [(1, 0)]}, "chain_keys"),
-        ({"chain_keys": []}, "chain_keys"),
-        ({"attention_mask": torch.ones(1, 4)}, "attention_mask was given without input_ids"),
-        ({"lengths": None}, "neither input_ids nor lengths"),
-    ],
-)
-def test_contradictions_are_refused(extra, message):
-    model = tiny_energy_model()
-    with pytest.raises(ValueError, match=message):
-        model.generate(**BASE | extra)
-    assert model._row_runner().num_rows == 0
-
-
-@pytest.mark.parametrize(
-    "inputs,message",
-    [
-        ({"input_ids": torch.tensor([[1, 5, 99, 2]])}, "position 2 holds id 99"),
-        ({"input_ids": torch.tensor([[1, 5, -1, 2]])}, "position 2 holds id -1"),
-        ({"input_ids": torch.tensor([[1, 2]])}, "prompt 0 has no free position"),
-        ({"input_ids": torch.tensor([1, 5, 2])}, "shape"),
-        ({"input_ids": torch.tensor([[1.0, 5.0]])}, "token ids"),
-        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "attention_mask": torch.ones(1, 4)}, "attention_mask has shape"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "free_mask": torch.ones(2, 3)}, "free_mask has shape"),
-        ({"input_ids": torch.tensor([[1, 5, 3, 2]]), "free_mask": torch.tensor([[0, 1, 0, 0]])}, "mask token at fixed"),
-        ({"input_ids": torch.full((1, 40), 5)}, "40 tokens, the model has positions for 32"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "token_type_ids": torch.ones(1, 3)}, "token_type_ids"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "encoder_input_ids": torch.ones(1, 3).long()}, "encoder_input_ids"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "generation_config": 5}, "generation_config must be"),
-    ],
-)
-def test_bad_inputs_are_refused(inputs, message):
-    model = tiny_energy_model()
-    with pytest.raises(ValueError, match=message):
-        model.generate(**inputs)
-    assert model._row_runner().num_rows == 0
-
-
-def test_sampling_without_token_roles_is_refused():
-    model = EnergyModel(tiny_mlm(), energy="raw", mask_token_id=3)
-    with pytest.raises(ValueError, match="sampling needs mask_token_id and special_token_ids"):
-        model.generate(**BASE)
 
 
 def test_where_chains_start_and_what_stays_fixed():
@@ -404,14 +255,6 @@ def test_lengths_are_drawn_from_their_distribution():
     assert float((drawn == 2).double().mean()) == pytest.approx(0.25, abs=0.07)
 
 
-def test_unwritable_state_folder_costs_no_work(tmp_path):
-    model = tiny_energy_model()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="save_state_to: cannot write"):
-        model.generate(**BASE, save_state_to=tmp_path / "file")
-    assert model._row_runner().num_rows == 0
-
-
 @pytest.mark.parametrize("extra", [{}, {"kernel": "mask_predict"}, {"warm_start": "greedy"}])
 def test_padding_may_hold_anything(extra):
     """Ids outside the vocabulary, the mask id, or no pad token at all: padding is never read and never returned so."""
@@ -441,58 +284,6 @@ def test_bad_logits_name_prompt_and_chain():
         model.generate(prompts, num_chains=2, num_epochs=2, seed=0, suppress_tokens=[8])
 
 
-def test_resuming_checks_every_chains_extra_energy(tmp_path):
-    model = tiny_energy_model()
-    out = model.generate(**BASE | {"num_chains": 6}, save_state_to=tmp_path)
-    token = int(out.sequences[0, 3])
-
-    def as_the_first_chain(ids):
-        return torch.where(ids[:, 3] == token, 0.0, torch.inf).double()
-
-    assert as_the_first_chain(out.sequences).isinf().any()
-    with pytest.raises(ValueError, match="extra energies of the saved chains"):
-        model.generate(resume_from=tmp_path, num_epochs=6, extra_energies=[(1.0, as_the_first_chain)])
-    for given in ({"chain_keys": [(0, 5)]}, {"free_mask": torch.ones(1, 6)}, {"input_ids": torch.ones(1, 6).long()}):
-        with pytest.raises(ValueError, match="leave out"):
-            model.generate(resume_from=tmp_path, **given)
-    with pytest.raises(ValueError, match="4 epochs are done, num_epochs=2 is less"):
-        model.generate(resume_from=tmp_path, num_epochs=2)
-    header = json.loads((tmp_path / "state.json").read_text())
-    (tmp_path / "state.json").write_text(json.dumps(header | {"epoch": 3}))
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path)
-
-
-def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
-    """Interrupts at every line of the epoch's bookkeeping; whatever was saved goes on to the same end."""
-    import sys
-
-    model = tiny_energy_model()
-    settings = dict(lengths=3, num_chains=2, num_epochs=3, seed=5)
-    whole = model.generate(**settings)
-    for stop_at in range(0, 60, 7):
-        seen = 0
-
-        def trace(frame, event, argument):
-            nonlocal seen
-            if frame.f_code.co_name != "run_epoch":
-                return None
-            if event == "line":
-                seen += 1
-                if seen == 40 + stop_at:  # noqa: B023
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            model.generate(**settings, save_state_to=tmp_path / str(stop_at))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        assert equal(whole, model.generate(resume_from=tmp_path / str(stop_at)))
-
-
 def test_stopping_remembers_which_chains_were_done():
     class FirstTokenIsFive(StoppingCriteria):
         def __call__(self, input_ids, scores):
@@ -515,44 +306,9 @@ def test_module_modes_come_back_as_they_were():
     assert model.mlm.training and not model.training
 
 
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        ({"extra_energies": [torch.sum]}, "entry 0 must be a pair"),
-        ({"extra_energies": [(float("nan"), torch.sum)]}, "entry 0 must be a pair"),
-        ({"input_ids": [[1, 3, 2]]}, "input_ids has type list"),
-        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "input_ids has shape"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "lengths": 3}, "lengths was given together with input_ids"),
-        ({"lengths": {"a": 1}}, "lengths"),
-        ({"lengths": {2.7: 1.0}}, "lengths"),
-        ({"lengths": 3, "energy_temperature_decay": 0.1, "min_energy_temperature": 2.0}, "min_energy_temperature"),
-        ({"lengths": 3, "kernel": "gibbs", "energy_temperature": 0.5}, "energy_temperature has no effect"),
-        ({"lengths": 3, "kernel": "mask_predict", "block_size": 2}, "block_size has no effect"),
-        ({"lengths": 3, "kernel": "mask_predict", "stopping_criteria": [StopAfter(1)]}, "have no effect"),
-        ({"lengths": 3, "foo": None}, "unknown generation settings: foo"),
-    ],
-)
-def test_further_refusals(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_energy_model().generate(**arguments)
-
-
 def test_a_weight_of_zero_switches_a_term_off():
     def forbidden(ids):
         return torch.full((len(ids),), torch.inf)
 
     model = tiny_energy_model()
     assert equal(model.generate(**BASE), model.generate(**BASE, extra_energies=[(0.0, forbidden)]))
-
-
-def test_encoder_decoder_chains_resume_with_their_context(tmp_path):
-    from tests.models.test_families import wrap
-
-    model = wrap("bart")
-    context = {"encoder_input_ids": torch.tensor([[7, 8, 9]])}
-    settings = dict(lengths=3, num_chains=2, seed=0, **context)
-    whole = model.generate(num_epochs=5, **settings)
-    model.generate(num_epochs=2, save_state_to=tmp_path, **settings)
-    assert equal(whole, model.generate(resume_from=tmp_path, num_epochs=5))
-    with pytest.raises(ValueError, match="encoder_input_ids has 200 tokens"):
-        model.generate(lengths=2, encoder_input_ids=torch.full((1, 200), 5))

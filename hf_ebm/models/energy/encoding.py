@@ -78,6 +78,8 @@ def encode_texts(
         ValueError: naming the row, for a text that cannot be encoded, holds the mask token, is too long, or has tokens
             the model doesn't know; for a tokenizer with another mask token than the model's.
     """
+    if model.config.mask_token_id is None:
+        raise ValueError("mask_token_id is not set; pass processing_class= to from_pretrained or set it on EnergyModel")
     if tokenizer.mask_token_id != model.config.mask_token_id:
         raise ValueError(
             f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"

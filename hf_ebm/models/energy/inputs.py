@@ -102,12 +102,19 @@ def check_inputs(
     return EnergyInputs(Sequences(ids.to(device), start, stop, context), scored)
 
 
-def refuse_masks(model, ids: Tensor, scored: Tensor) -> None:
-    """Raises `ValueError` for a mask token at a scored position: the energy of a mask means nothing."""
-    masked = scored & (ids == model.config.mask_token_id)
+def check_energy_inputs(model, *inputs: Tensor | None) -> EnergyInputs:
+    """`check_inputs` for an energy: the mask token must be known, and stand at no scored position."""
+    if model.config.mask_token_id is None:
+        raise ValueError(
+            "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
+            "from_pretrained or mask_token_id= to EnergyModel"
+        )
+    checked = check_inputs(model, *inputs)
+    masked = checked.scored & (checked.sequences.ids == model.config.mask_token_id)
     if bool(masked.any()):
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
+    return checked
 
 
 def padding_id(model) -> int:

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
-from hf_ebm.models.energy.inputs import check_inputs, check_masked_lm, check_masked_lm_config, refuse_masks
+from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -168,11 +168,9 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
             ValueError: for mismatched shapes, ids outside the vocabulary, more tokens than the model has positions, a
                 mask token at a scored position, or NaN logits.
         """
-        self._require_mask_token()
-        sequences, scored = check_inputs(
+        sequences, scored = check_energy_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
         )
-        refuse_masks(self, sequences.ids, scored)
         terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
 
@@ -186,13 +184,6 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         """Where token ids go: the device of the embeddings, also under a device map."""
         embeddings = self.get_input_embeddings()
         return next((embeddings if isinstance(embeddings, nn.Module) else self.mlm).parameters()).device
-
-    def _require_mask_token(self) -> None:
-        if self.config.mask_token_id is None:
-            raise ValueError(
-                "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
-                "from_pretrained or mask_token_id= to EnergyModel"
-            )
 
     def _row_runner(self, token_budget: int | None = None) -> RowRunner:
         """The runner of this model's masked rows; one is kept so that what it learned about memory is kept."""

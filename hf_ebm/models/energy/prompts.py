@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.models.energy.inputs import check_inputs, max_length, padding_id
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, max_length, padding_id
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
@@ -73,30 +73,13 @@ def build_chains(
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
     """
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
-    if inputs["input_ids"] is not None:
-        _check_rows(inputs)
-    prompts = len(lengths) if inputs["input_ids"] is None else len(inputs["input_ids"])
-    if chain_keys is None:
-        chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(config.num_chains)]
-    keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
-    wrong = [tuple(key) for key in keys if not (0 <= key.prompt < prompts and key.chain >= 0)]
-    if wrong or not keys or len(set(keys)) != len(keys):
-        raise ValueError(
-            f"chain_keys must be different pairs (prompt below {prompts}, chain from 0 up), at least one; "
-            f"got {wrong[:3] or list(chain_keys)[:3]}"
-        )
     if inputs["input_ids"] is None:
-        checked, which = check_inputs(model, **_unconditional(model, config, lengths, keys, inputs)), None
+        keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
+        sequences, free = check_inputs(model, **_unconditional(model, config, lengths, keys, inputs))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
-        checked, which = check_inputs(model, **inputs), torch.tensor([key.prompt for key in keys])
-    sequences, free = checked
-    if which is not None:
-        on_device = which.to(free.device)
-        context = sequences.context
-        if context is not None:
-            context = EncoderContext(context.states[on_device], context.lengths[which])
-        free = free[on_device]
-        sequences = Sequences(sequences.ids[on_device], sequences.start[which], sequences.stop[which], context)
+        _check_rows(inputs)
+        keys = _checked_keys(chain_keys, len(inputs["input_ids"]), config.num_chains)
+        sequences, free = _copied(check_inputs(model, **inputs), torch.tensor([key.prompt for key in keys]))
     ids = sequences.ids
     masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
@@ -104,6 +87,29 @@ def build_chains(
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     _check_free(free, masks, config, keys)
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
+
+
+def _checked_keys(chain_keys, prompts: int, num_chains: int) -> list[ChainKey]:
+    if chain_keys is None:
+        chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(num_chains)]
+    keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
+    wrong = [tuple(key) for key in keys if not (0 <= key.prompt < prompts and key.chain >= 0)]
+    if wrong or not keys or len(set(keys)) != len(keys):
+        raise ValueError(
+            f"chain_keys must be different pairs (prompt below {prompts}, chain from 0 up), at least one; "
+            f"got {wrong[:3] or list(chain_keys)[:3]}"
+        )
+    return keys
+
+
+def _copied(prompts: EnergyInputs, which: Tensor) -> EnergyInputs:
+    """Row `which[n]` of the prompts for chain n."""
+    sequences, on_device = prompts.sequences, which.to(prompts.scored.device)
+    context = sequences.context
+    if context is not None:
+        context = EncoderContext(context.states[on_device], context.lengths[which])
+    copies = Sequences(sequences.ids[on_device], sequences.start[which], sequences.stop[which], context)
+    return EnergyInputs(copies, prompts.scored[on_device])
 
 
 def _check_rows(inputs: dict[str, Tensor | None]) -> None:

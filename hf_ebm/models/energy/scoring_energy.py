@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
-from hf_ebm.models.energy.inputs import check_inputs, refuse_masks
+from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.scoring.head import evaluation_mode
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
@@ -104,7 +104,6 @@ class EnergyScoringMixin:
                 or holds a mask token. An empty text has energy 0.
         """
         variant = self._checked_variant(variant, stride)
-        self._require_mask_token()
         rows = as_texts("texts", texts)
         contexts = {"prefixes": prefixes, "suffixes": suffixes, "encoder_texts": encoder_texts}
         for name, given in contexts.items():
@@ -141,15 +140,13 @@ class EnergyScoringMixin:
         Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
         """
         variant = self._checked_variant(variant, stride)
-        self._require_mask_token()
         if variant == "within_word_l2r" and (words is None or tuple(words.shape) != tuple(input_ids.shape)):
             raise ValueError(
                 "words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape"
             )
-        sequences, scored = check_inputs(
+        sequences, scored = check_energy_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
         )
-        refuse_masks(self, sequences.ids, scored)
         words = None if words is None else words.to(sequences.ids.device)
         runner = self._row_runner(token_budget)
         with evaluation_mode(self):

@@ -1,0 +1,129 @@
+"""Runs that are saved, interrupted, resumed and made longer; states that are damaged."""
+
+import json
+
+import pytest
+import torch
+
+from hf_ebm.sampling.run import ChainRun
+from tests.conftest import tiny_energy_model
+from tests.sampling.chains import BASE, VARIED, StopAfter, equal
+
+
+@pytest.mark.parametrize("extra", [VARIED[1], VARIED[2], VARIED[5]])
+def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, extra):
+    model = tiny_energy_model()
+    settings = BASE | {"num_epochs": 6} | extra
+    whole = model.generate(**settings)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**settings, save_state_to=tmp_path, stopping_criteria=[StopAfter(2, KeyboardInterrupt)])
+    assert ChainRun.load(tmp_path).epoch == 2
+    rest = model.generate(resume_from=tmp_path, save_state_to=tmp_path)
+    assert equal(whole, rest)
+    assert rest.num_masked_rows == whole.num_masked_rows
+    for name in whole.trace._fields:
+        torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    model = tiny_energy_model()
+    model.generate(**BASE, save_state_to=tmp_path)
+    assert equal(model.generate(**BASE | {"num_epochs": 9}), model.generate(resume_from=tmp_path, num_epochs=9))
+    with pytest.raises(ValueError, match="saved run has block_size=1, not 2"):
+        model.generate(resume_from=tmp_path, block_size=2)
+    with pytest.raises(ValueError, match="it is not the run's model"):
+        tiny_energy_model(seed=1).generate(resume_from=tmp_path, num_epochs=9)
+    with pytest.raises(ValueError, match="samples 'local', this model 'raw'"):
+        tiny_energy_model("raw").generate(resume_from=tmp_path)
+
+
+def test_damaged_and_unwritable_states_are_refused(tmp_path):
+    model = tiny_energy_model()
+    model.generate(**BASE, save_state_to=tmp_path / "state")
+    tensors = next((tmp_path / "state").glob("*.safetensors"))
+    content = tensors.read_bytes()
+    tensors.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "state")
+    header = tmp_path / "state" / "state.json"
+    header.write_text(header.read_text()[:-20])
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "state")
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="save_state_to: cannot write"):
+        model.generate(**BASE, save_state_to=tmp_path / "file" / "below")
+
+
+def test_unwritable_state_folder_costs_no_work(tmp_path):
+    model = tiny_energy_model()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="save_state_to: cannot write"):
+        model.generate(**BASE, save_state_to=tmp_path / "file")
+    assert model._row_runner().num_rows == 0
+
+
+def test_resuming_checks_every_chains_extra_energy(tmp_path):
+    model = tiny_energy_model()
+    out = model.generate(**BASE | {"num_chains": 6}, save_state_to=tmp_path)
+    token = int(out.sequences[0, 3])
+
+    def as_the_first_chain(ids):
+        return torch.where(ids[:, 3] == token, 0.0, torch.inf).double()
+
+    assert as_the_first_chain(out.sequences).isinf().any()
+    with pytest.raises(ValueError, match="extra energies of the saved chains"):
+        model.generate(resume_from=tmp_path, num_epochs=6, extra_energies=[(1.0, as_the_first_chain)])
+    for given in ({"chain_keys": [(0, 5)]}, {"free_mask": torch.ones(1, 6)}, {"input_ids": torch.ones(1, 6).long()}):
+        with pytest.raises(ValueError, match="leave out"):
+            model.generate(resume_from=tmp_path, **given)
+    with pytest.raises(ValueError, match="4 epochs are done, num_epochs=2 is less"):
+        model.generate(resume_from=tmp_path, num_epochs=2)
+    header = json.loads((tmp_path / "state.json").read_text())
+    (tmp_path / "state.json").write_text(json.dumps(header | {"epoch": 3}))
+    with pytest.raises(ValueError, match="holds no complete state"):
+        model.generate(resume_from=tmp_path)
+
+
+def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
+    """Interrupts at every line of the epoch's bookkeeping; whatever was saved goes on to the same end."""
+    import sys
+
+    model = tiny_energy_model()
+    settings = dict(lengths=3, num_chains=2, num_epochs=3, seed=5)
+    whole = model.generate(**settings)
+    for stop_at in range(0, 60, 7):
+        seen = 0
+
+        def trace(frame, event, argument):
+            nonlocal seen
+            if frame.f_code.co_name != "run_epoch":
+                return None
+            if event == "line":
+                seen += 1
+                if seen == 40 + stop_at:  # noqa: B023
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            model.generate(**settings, save_state_to=tmp_path / str(stop_at))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert equal(whole, model.generate(resume_from=tmp_path / str(stop_at)))
+
+
+def test_encoder_decoder_chains_resume_with_their_context(tmp_path):
+    from tests.models.test_families import wrap
+
+    model = wrap("bart")
+    context = {"encoder_input_ids": torch.tensor([[7, 8, 9]])}
+    settings = dict(lengths=3, num_chains=2, seed=0, **context)
+    whole = model.generate(num_epochs=5, **settings)
+    model.generate(num_epochs=2, save_state_to=tmp_path, **settings)
+    assert equal(whole, model.generate(resume_from=tmp_path, num_epochs=5))
+    with pytest.raises(ValueError, match="encoder_input_ids has 200 tokens"):
+        model.generate(lengths=2, encoder_input_ids=torch.full((1, 200), 5))
