@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 sample: setup
-	rm -f $(VENV)/samples.jsonl*
+	rm -rf $(VENV)/samples.jsonl*
 	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 1 3 \
 	  --block_fill sequential --block_layout contiguous --output $(VENV)/samples.jsonl
 

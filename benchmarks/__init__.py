@@ -1,6 +1,6 @@
 """Speed side by side with named baselines in one run, printed as ratio tables.
 
-python -m benchmarks.scoring     # against minicons (pip install 'hf_ebm[benchmarks]')
+python -m benchmarks.scoring     # against minicons (pip install -e '.[benchmarks]')
 python -m benchmarks.sampling    # against plain and careful Metropolis–Hastings loops
 python -m benchmarks.gpu         # rows per second on a CUDA card
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -48,11 +48,12 @@ def _cpu_info() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def print_table(header: list[str], rows: list[list]) -> None:
-    """A Markdown table."""
-    cells = [header, ["---"] * len(header), *[[_cell(value) for value in row] for row in rows]]
-    for row in cells:
+def print_table(header: list[str], rows: Iterable[list]) -> None:
+    """A Markdown table, each row as soon as it is measured."""
+    for row in (header, ["---"] * len(header)):
         print("| " + " | ".join(row) + " |", flush=True)
+    for row in rows:
+        print("| " + " | ".join(map(_cell, row)) + " |", flush=True)
 
 
 def _cell(value) -> str:

@@ -19,8 +19,8 @@ from hf_ebm.sampling.diagnostics import energy_diagnostics
 SAMPLING = {
     "lengths": {10: 0.2, 12: 0.2, 14: 0.2, 16: 0.2, 18: 0.2},
     "num_chains": 20,
-    "num_epochs": 60,
-    "burn_in": 20,
+    "num_epochs": 40,
+    "burn_in": 10,
     "block_size": [1, 3],
     "block_fill": "sequential",
     "block_layout": "contiguous",

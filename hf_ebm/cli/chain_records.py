@@ -35,6 +35,8 @@ class ChainRecords:
         self.is_parquet = output.endswith(".parquet")
         self.lines = self.output.with_name(self.output.name + ".partial.jsonl") if self.is_parquet else self.output
         self.recipe_file = self.output.with_name(self.output.name + ".run.json")
+        self._known: set[tuple[int, int, int]] = set()
+        self._known_up_to = 0
         self.states = self.output.with_name(self.output.name + ".state")
 
     def open(self) -> None:
@@ -110,13 +112,16 @@ class ChainRecords:
             self.printed.extend(records)
             print("\n".join(map(to_json, records)), flush=True)
             return
-        with open(self.lines, "ab") as file:
+        with open(self.lines, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            there = set(map(_key, self.read()))
-            new = [record for record in records if _key(record) not in there]
+            file.seek(self._known_up_to)  # what other processes have appended since this one looked
+            self._known |= {_key(json.loads(line)) for line in file}
+            new = [record for record in records if _key(record) not in self._known]
             file.write("".join(f"{to_json(record)}\n" for record in new).encode())
             file.flush()
             os.fsync(file.fileno())
+            self._known |= set(map(_key, new))
+            self._known_up_to = file.tell()
 
     def close(self, keys: list[tuple[int, int]]) -> None:
         """Ends a run: drops the states, makes the Parquet file. Raises `RuntimeError` if records are missing."""

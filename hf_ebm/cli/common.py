@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -156,5 +157,12 @@ def write_records(path: str, records: list[dict]) -> None:
 
 def to_json(record: dict) -> str:
     """One line of JSON; numbers that JSON doesn't have become null, and what it doesn't know (dates, say) text."""
-    plain = {key: None if isinstance(value, float) and value != value else value for key, value in record.items()}
-    return json.dumps(plain, ensure_ascii=False, default=str)
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _finite(value):
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value

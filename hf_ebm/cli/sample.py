@@ -7,9 +7,11 @@ Records are appended as chains finish. The same command, given again after a kil
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from dataclasses import dataclass, field, make_dataclass
+from datetime import timedelta
 
 import torch
 from accelerate import PartialState
@@ -70,7 +72,9 @@ def run(argv: list[str]) -> None:
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
     check_writable(arguments.output)
-    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available())
+    # Processes wait for each other's chains, for days if need be.
+    patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
+    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
     prompts = _prompts(arguments, state)
     if prompts is not None and "lengths" in settings:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")

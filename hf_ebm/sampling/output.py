@@ -13,7 +13,7 @@ from hf_ebm.sampling.run import ChainRun, Trace
 
 @dataclass
 class ChainGenerationOutput(ModelOutput):
-    """Chains and what is known about them. C chains: those of the first prompt, then those of the second, …
+    """C chains and what is known about them, all on the CPU: those of the first prompt, then those of the second, …
 
     Args:
         sequences: (C, T) tokens after the last epoch, padded on the right with the pad token.

@@ -66,6 +66,9 @@ class Warp:
         total = cumulative[:, -1:]
         threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
         token = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=forward.shape[1] - 1)
+        # A parallel cumulative sum need not be monotone where probabilities are 0: never take a token of none.
+        impossible = forward.gather(-1, token[:, None])[:, 0] == -torch.inf
+        token = torch.where(impossible, forward.argmax(-1), token)
         token = torch.where(stuck, current, token)
         back = _without(log_probabilities, token) if self.exclude_current else log_probabilities
         log_forward, log_back = _pick(forward, token), _pick(back, current)

@@ -57,7 +57,9 @@ def run_epoch(
     )
     always = config.kernel == "gibbs" or epoch < config.accept_all_epochs
     state = run.state
-    accepted, novel, changed, proposed = (torch.zeros(len(keys), dtype=torch.float64) for _ in range(4))
+    accepted, novel, changed, proposed = (
+        torch.zeros(len(keys), dtype=torch.float64, device=target.free.device) for _ in range(4)
+    )
     for block in epoch_steps(target.free, keys, config, size, epoch):
         if always:
             state, info = gibbs(state, block, target, warp, config.block_fill)
@@ -66,18 +68,18 @@ def run_epoch(
                 state, block, target, warp, config.block_fill, temperature, config.delayed_acceptance
             )
             _warn_if_outside(info, config)
-        accepted += info.accepted.cpu()
-        novel += (info.tokens_changed > 0).cpu()
-        changed += info.tokens_changed.cpu()
-        proposed += (block.size > 0).cpu()
+        accepted += info.accepted
+        novel += info.tokens_changed > 0
+        changed += info.tokens_changed
+        proposed += block.size > 0
         if on_step is not None and bool(info.tokens_changed.any()):
             on_step(state.ids)
     state = target.state(state.ids) if always else state
     sizes = target.free.sum(1).cpu().clamp(max=size)
-    record = (state.energy.cpu(), accepted / proposed, novel / proposed, changed, sizes, temperature)
+    record = (state.energy, accepted / proposed, novel / proposed, changed, sizes, temperature)
     # Written where `run` has room but no epoch yet, so an interruption leaves it as it was.
     for values, value in zip(run.trace, record, strict=True):
-        values[:, epoch] = torch.as_tensor(value, dtype=torch.float64)
+        values[:, epoch] = torch.as_tensor(value, dtype=torch.float64).cpu()
     kept = kept_samples(epoch + 1, config.burn_in, config.thinning)
     if kept > run.kept:
         run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids.cpu(), state.energy.cpu()

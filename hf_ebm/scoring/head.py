@@ -76,8 +76,8 @@ class PositionLogits:
 
     def _hook_holds(self, inputs: dict, positions: Tensor) -> bool:
         """Compares the hooked forward with the full one, once per dtype and device, on at most two rows."""
-        parameter = next(self.model.parameters())
-        key = (parameter.dtype, parameter.device.type, torch.is_autocast_enabled(parameter.device.type))
+        device = inputs[self.input_name].device.type
+        key = (next(self.model.parameters()).dtype, device, torch.is_autocast_enabled(device))
         if key not in self._verified:
             verdict = self.base is not None and self._verify(inputs, positions)
             if verdict is None:
@@ -94,21 +94,15 @@ class PositionLogits:
     def _verify(self, inputs: dict, positions: Tensor) -> bool | None:
         """Whether the two agree; `None` where logits that aren't finite leave it open."""
         few = {name: _first_rows(value, 2) for name, value in inputs.items()}
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluation_mode(self.model):
             full = gather_positions(self.model(**few).logits, positions[:2])
             if not bool(full.isfinite().all()):
                 return None
             try:
                 hooked = self._hooked(few, positions[:2])
-            except (
-                Exception
-            ) as error:  # whatever the model's own code raises on fewer positions, the full forward works
+            except Exception as error:  # whatever the model's own code raises on fewer positions
                 logger.info(f"{type(self.model).__name__}: head at chosen positions failed with {error!r}")
                 return False
-        finally:
-            self.model.train(was_training)
         if hooked.shape != full.shape:
             return False
         scale = full.abs().amax().clamp(min=1.0)

@@ -98,6 +98,7 @@ class RowRunner:
 
     Attributes:
         num_rows: how many masked rows have been run so far.
+        dtype: of the logits as the model returned them last.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class RowRunner:
         self.token_budget = token_budget
         self.prepare = prepare or (lambda ids, context: (ids, {}))
         self.num_rows = 0
+        self.dtype: torch.dtype | None = None
 
     def __call__(
         self, sequences: Sequences, rows: MaskedRows, reduce: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -140,16 +142,18 @@ class RowRunner:
                 numbers = group[done : done + max(1, self.token_budget // cost)]
                 try:
                     results.append(self._run(sequences, rows, numbers, reduce))
-                except (torch.OutOfMemoryError, RuntimeError) as error:
+                except RuntimeError as error:
                     if not _is_out_of_memory(error) or len(numbers) == 1:
                         raise
-                    self.token_budget = max(1, len(numbers) * cost // 2)
-                    logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
-                    if sequences.ids.is_cuda:
-                        torch.cuda.empty_cache()
+                else:
+                    order.append(numbers)
+                    done += len(numbers)
                     continue
-                order.append(numbers)
-                done += len(numbers)
+                # Here, and not in the handler: there the traceback still holds the pass's tensors.
+                self.token_budget = max(1, len(numbers) * cost // 2)
+                logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
+                if sequences.ids.is_cuda:
+                    torch.cuda.empty_cache()
         self.num_rows += len(rows.source)
         stacked = torch.cat(results)
         if len(order) == 1 and torch.equal(order[0], torch.arange(len(rows.source))):
@@ -192,10 +196,11 @@ class RowRunner:
         model_ids, inputs = self.prepare(ids, context)
         positions = rows.read[on_device] - start.to(device)[:, None]
         logits = self.position_logits(model_ids, positions, **inputs).to(device)
+        self.dtype = logits.dtype
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        numbers = source if sequences.numbers is None else sequences.numbers[source]
-        _check_finite(logits.detach(), numbers, rows.read[on_device])
+        names = source if sequences.numbers is None else sequences.numbers[source]
+        _check_finite(logits.detach(), names, rows.read[on_device])
         return reduce(logits, on_device, ids)
 
     def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:
@@ -222,4 +227,5 @@ def default_token_budget(device: torch.device) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

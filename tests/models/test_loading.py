@@ -146,3 +146,18 @@ def test_outputs_as_tuples_do_not_matter():
     expected = model(ids).energy
     model.mlm.config.return_dict = False
     torch.testing.assert_close(model(ids).energy, expected)
+
+
+def test_wrapping_touches_no_weight():
+    """Modules that were put in by hand are not initialised anew."""
+    mlm = tiny_mlm()
+    mlm.cls.predictions.transform.dense = torch.nn.Linear(16, 16)
+    before = {name: value.clone() for name, value in mlm.state_dict().items()}
+    model = EnergyModel(mlm, mask_token_id=3)
+    assert model.mlm is mlm
+    assert all(torch.equal(before[name], value) for name, value in mlm.state_dict().items())
+
+
+def test_the_checkpoints_own_dtype_is_kept_on_request(checkpoint):
+    EnergyModel.from_pretrained(checkpoint, dtype=torch.bfloat16).mlm.save_pretrained(checkpoint)
+    assert EnergyModel.from_pretrained(checkpoint, dtype="auto").mlm.dtype == torch.bfloat16

@@ -95,6 +95,7 @@ def test_sampling_without_token_roles_is_refused():
         ({"lengths": 3, "kernel": "gibbs", "energy_temperature": 0.5}, "energy_temperature has no effect"),
         ({"lengths": 3, "kernel": "mask_predict", "block_size": 2}, "block_size has no effect"),
         ({"lengths": 3, "kernel": "mask_predict", "stopping_criteria": [StopAfter(1)]}, "have no effect"),
+        ({"lengths": 3, "kernel": "gibbs", "extra_energies": [(1.0, torch.sum)]}, "extra_energies have no effect"),
         ({"lengths": 3, "foo": None}, "unknown generation settings: foo"),
     ],
 )

@@ -93,6 +93,7 @@ def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
     model = tiny_energy_model()
     settings = dict(lengths=3, num_chains=2, num_epochs=3, seed=5)
     whole = model.generate(**settings)
+    interrupted = 0
     for stop_at in range(0, 60, 7):
         seen = 0
 
@@ -110,10 +111,11 @@ def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
         try:
             model.generate(**settings, save_state_to=tmp_path / str(stop_at))
         except KeyboardInterrupt:
-            pass
+            interrupted += 1
         finally:
             sys.settrace(None)
         assert equal(whole, model.generate(resume_from=tmp_path / str(stop_at)))
+    assert interrupted == 9  # every time
 
 
 def test_encoder_decoder_chains_resume_with_their_context(tmp_path):

@@ -11,12 +11,14 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
+from hf_ebm.exact import enumerate_distribution
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
 from hf_ebm.sampling.proposals import Warp, propose
 from hf_ebm.sampling.target import Target
+from hf_ebm.scoring.rows import RowRunner
 from tests.conftest import tiny_energy_model
-from tests.sampling.oracle import exact_target
+from tests.sampling.oracle import exact_target, total_variation_limit
 
 WORDS = [5, 6, 7]
 LENGTH = 3
@@ -153,37 +155,62 @@ def test_a_forgotten_reverse_proposal_breaks_detailed_balance(energy, monkeypatc
     assert kernel.imbalance(kernel.transition_matrix([1, 3])) > 1e-3
 
 
-def test_inconsistent_conditionals_have_no_joint_distribution():
+class TestInconsistentConditionals:
     """The standard counterexample: both conditionals are proper, no joint distribution has them.
 
-    Gibbs sampling from them depends on the order in which they are visited, so it has no stated target. The energies
-    made of the same conditionals do define one, and Metropolis–Hastings with these proposals keeps it.
+    What Gibbs sampling from them samples depends on the order of its visits, so it has no stated target. The energies
+    made of the same conditionals do define one, and Metropolis–Hastings with the same proposals samples it.
     """
-    first_given_second = torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64)  # rows: the second
-    second_given_first = torch.full((2, 2), 0.5, dtype=torch.float64)
-    states = [(a, b) for a in range(2) for b in range(2)]
 
-    def gibbs_matrix(site):
-        matrix = torch.zeros(4, 4, dtype=torch.float64)
-        for i, (a, b) in enumerate(states):
-            for new in range(2):
-                q = first_given_second[b, new] if site == 0 else second_given_first[a, new]
-                matrix[i, states.index((new, b) if site == 0 else (a, new))] += q
-        return matrix
+    first_given_second = torch.tensor([[0.99, 0.01], [0.01, 0.99]]).log()  # rows: the second
+    second_given_first = torch.full((2, 2), 0.5).log()
+    chains = 4000
 
-    def stationary(matrix):
-        return torch.linalg.matrix_power(matrix, 1000)[0]
+    def logits(self, ids, positions):
+        """A masked language model of two positions and two tokens; id 2 is the mask."""
+        other = ids.gather(1, 1 - positions)
+        tables = torch.stack([self.first_given_second, self.second_given_first])
+        known = tables[positions, other.clamp(max=1)]
+        known = torch.where((other == 2)[..., None], torch.zeros(2), known)
+        return torch.nn.functional.pad(known, (0, 1), value=-30.0)
 
-    forth, back = gibbs_matrix(0) @ gibbs_matrix(1), gibbs_matrix(1) @ gibbs_matrix(0)
-    assert (stationary(forth) - stationary(back)).abs().max() > 0.2
+    def run(self, kernel, order: list[int]) -> torch.Tensor:
+        """Where chains end that visit the two positions in this order, over and over."""
+        runner = RowRunner(self.logits, mask_token_id=2, vocab_size=3)
+        free = torch.ones(self.chains, 2, dtype=torch.bool)
+        start = torch.zeros(self.chains, dtype=torch.long)
+        target = Target(runner, "local", free, start, start + 2, torch.tensor([True, True, False]))
+        warp = Warp(LogitsProcessorList(), target.support, 0.0, False)
+        generator = torch.Generator().manual_seed(0)
+        state = target.state(torch.randint(0, 2, (self.chains, 2), generator=generator))
+        for _ in range(60):
+            for position in order:
+                numbers = torch.rand(self.chains, 3, dtype=torch.float64, generator=generator)
+                positions = torch.full((self.chains, 1), position)
+                block = StepBlock(positions, torch.ones_like(start), numbers[:, :1], numbers[:, 1:])
+                state, _ = kernel(state, block, target, warp)
+        return state.ids
 
-    target = torch.tensor([first_given_second[b, a] * second_given_first[a, b] for a, b in states])
-    target = target / target.sum()
-    for site in range(2):
-        proposal = gibbs_matrix(site)
-        ratio = (target[None] * proposal.T) / (target[:, None] * proposal).clamp(min=1e-300)
-        moves = proposal * ratio.clamp(max=1)
-        moves = moves + torch.diag(1 - moves.sum(1))
-        flow = target[:, None] * moves
-        torch.testing.assert_close(flow, flow.T)
-        torch.testing.assert_close(target @ moves, target)
+    def test_gibbs_depends_on_the_order(self):
+        def step(*arguments):
+            return kernels.gibbs(*arguments, "parallel")
+
+        forth, back = (torch.bincount(ids @ torch.tensor([2, 1]), minlength=4) / self.chains
+                       for ids in (self.run(step, [0, 1]), self.run(step, [1, 0])))  # fmt: skip
+        assert float((forth - back).abs().sum() / 2) > 0.4
+
+    def test_metropolis_hastings_samples_the_energies(self):
+        def energy(ids):
+            first, second = ids.T
+            return -self.first_given_second[second, first] - self.second_given_first[first, second]
+
+        exact = enumerate_distribution(energy, [0, 1], 2)
+        for order in ([0, 1], [1, 0]):
+            ids = self.run(lambda *arguments: metropolis_hastings(*arguments, "parallel", 1.0), order)
+            assert exact.total_variation(ids) < total_variation_limit(exact, self.chains)
+
+
+def test_the_window_of_delayed_acceptance_is_around_the_block():
+    """Any window keeps the target, so only this test sees a wrong one."""
+    found = kernels._within(1, torch.tensor([[2, 2], [0, 4]]), 6)
+    assert found.tolist() == [[False, True, True, True, False, False], [True, True, False, True, True, True]]

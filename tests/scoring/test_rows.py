@@ -146,3 +146,13 @@ def test_training_keeps_dropout_and_scoring_does_not():
         assert float(model(ids).energy) != float(model(ids).energy)
         assert torch.equal(model.score_ids(ids), model.score_ids(ids))
     assert model.training and model.mlm.training
+
+
+def test_scoring_in_training_mode_encodes_contexts_without_dropout():
+    from tests.models.test_families import wrap
+
+    model = wrap("bart").train()
+    assert model.mlm.config.dropout > 0
+    ids, context = torch.tensor([[1, 7, 9, 2]]), torch.tensor([[5, 6, 7]])
+    values = [model.score_ids(ids, encoder_input_ids=context) for _ in range(2)]
+    assert torch.equal(*values)

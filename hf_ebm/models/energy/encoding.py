@@ -84,28 +84,27 @@ def encode_texts(
         raise ValueError(
             f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
         )
-    special = set(model.config.special_token_ids or [])
+    special, limit = set(model.config.special_token_ids or []), max_length(model.mlm)
     encoded = []
     for row, text in enumerate(texts):
         before = prefixes[row] + separator if prefixes and prefixes[row] else ""
         after = separator + suffixes[row] if suffixes and suffixes[row] else ""
         encoded.append(_encode(tokenizer, row, before, text, after, special))
-        check_encoded(model, "texts", row, encoded[-1].ids)
+        check_encoded(model, limit, "texts", row, encoded[-1].ids)
     return encoded
 
 
 def encode_plain(model, tokenizer, name: str, texts: list[str]) -> list[list[int]]:
     """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
-    encoded = []
+    encoded, limit = [], max_length(model.mlm)
     for row, text in enumerate(texts):
         encoded.append(list(_tokenize(tokenizer, name, row, text)["input_ids"]))
-        check_encoded(model, name, row, encoded[-1])
+        check_encoded(model, limit, name, row, encoded[-1])
     return encoded
 
 
-def check_encoded(model, name: str, row: int, ids: list[int]) -> None:
-    """Raises `ValueError` for ids outside the model's vocabulary and for more ids than it has positions."""
-    limit = max_length(model.mlm)
+def check_encoded(model, limit: int | None, name: str, row: int, ids: list[int]) -> None:
+    """Raises `ValueError` for ids outside the model's vocabulary and for more ids than its `limit` of positions."""
     if limit is not None and len(ids) > limit:
         raise ValueError(
             f"{name}: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so "

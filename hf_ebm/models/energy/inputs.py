@@ -70,12 +70,7 @@ def max_length(mlm: nn.Module) -> int | None:
 
 
 def check_inputs(
-    model,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    free_mask: Tensor | None = None,
-    encoder_input_ids: Tensor | None = None,
-    encoder_attention_mask: Tensor | None = None,
+    model, input_ids: Tensor, attention_mask: Tensor | None = None, free_mask: Tensor | None = None
 ) -> EnergyInputs:
     """Checks shapes, ids and lengths and moves everything to the embedding's device.
 
@@ -98,23 +93,30 @@ def check_inputs(
     if model.config.special_token_ids:
         special = torch.tensor(model.config.special_token_ids, device=device)
         scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == _or_minus_one(model.config.mask_token_id))
-    context = _encode_context(model, encoder_input_ids, encoder_attention_mask, len(ids))
-    return EnergyInputs(Sequences(ids.to(device), start, stop, context), scored)
+    return EnergyInputs(Sequences(ids.to(device), start, stop), scored)
 
 
-def check_energy_inputs(model, *inputs: Tensor | None) -> EnergyInputs:
-    """`check_inputs` for an energy: the mask token must be known, and stand at no scored position."""
+def check_energy_inputs(
+    model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    free_mask: Tensor | None,
+    encoder_input_ids: Tensor | None,
+    encoder_attention_mask: Tensor | None,
+) -> EnergyInputs:
+    """`check_inputs` for an energy: the mask token must be known and stand at no scored position; with the context."""
     if model.config.mask_token_id is None:
         raise ValueError(
             "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
             "from_pretrained or mask_token_id= to EnergyModel"
         )
-    checked = check_inputs(model, *inputs)
-    masked = checked.scored & (checked.sequences.ids == model.config.mask_token_id)
+    sequences, scored = check_inputs(model, input_ids, attention_mask, free_mask)
+    masked = scored & (sequences.ids == model.config.mask_token_id)
     if bool(masked.any()):
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
-    return checked
+    context = encode_context(model, encoder_input_ids, encoder_attention_mask, len(input_ids))
+    return EnergyInputs(sequences._replace(context=context), scored)
 
 
 def padding_id(model) -> int:
@@ -155,7 +157,8 @@ def _check_range(name: str, ids: Tensor, mask: Tensor, vocab_size: int) -> None:
         )
 
 
-def _encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, batch: int) -> EncoderContext | None:
+def encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, batch: int) -> EncoderContext | None:
+    """Encoder states of an encoder-decoder model for a batch; `None` for other models."""
     if not model.mlm.config.is_encoder_decoder:
         if ids is not None:
             raise ValueError(f"encoder_input_ids: {type(model.mlm).__name__} has no encoder of its own to condition on")
@@ -175,14 +178,9 @@ def _encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, ba
     limit = max_length(model.mlm)
     if limit is not None and int(lengths.max()) > limit:
         raise ValueError(f"encoder_input_ids has {int(lengths.max())} tokens, the model has positions for {limit}")
-    encoder, states = model.mlm.get_encoder(), None
-    for row in range(batch):  # one at a time: as in rows, no value may depend on padding
-        row_states = encoder(input_ids=ids[row : row + 1, start[row] : stop[row]]).last_hidden_state[0]
-        if states is None:
-            states = row_states.new_zeros(batch, int(lengths.max()), row_states.shape[-1])
-        states = torch.cat([states[:row], _padded(row_states, states.shape[1])[None], states[row + 1 :]])
-    return EncoderContext(states, lengths)
-
-
-def _padded(states: Tensor, length: int) -> Tensor:
-    return nn.functional.pad(states, (0, 0, 0, length - len(states)))
+    encoder = model.mlm.get_encoder()
+    # One row at a time: as in masked rows, no value may depend on padding.
+    rows = [encoder(input_ids=ids[row : row + 1, start[row] : stop[row]]).last_hidden_state[0] for row in range(batch)]
+    longest = int(lengths.max())
+    states = torch.stack([nn.functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows])
+    return EncoderContext(states.to(model.input_device), lengths)

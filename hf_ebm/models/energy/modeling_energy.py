@@ -76,6 +76,8 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
             raise ValueError(f"mlm must be a masked language model or an EnergyConfig, got {type(mlm).__name__}")
         super().__init__(config)
         self.mlm = mlm if mlm is not None else AutoModelForMaskedLM.from_config(config.text_config)
+        for module in self.mlm.modules() if mlm is not None else ():
+            module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
         self.mlm.config = self.config.text_config = mlm.config if mlm is not None else self.mlm.config
         self.post_init()
         if mlm is not None:
@@ -107,10 +109,10 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         else:
             is_saved = isinstance(config, EnergyConfig)
         load = cls._from_saved if is_saved else cls._from_masked_lm
-        return load(pretrained_model_name_or_path, args, hub, overrides, processing_class, kwargs)
+        return load(pretrained_model_name_or_path, args, overrides, processing_class, kwargs)
 
     @classmethod
-    def _from_saved(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict):
+    def _from_saved(cls, name, args, overrides: dict, processing_class, kwargs: dict):
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         _refuse_missing_weights(name, info["missing_keys"])
@@ -121,13 +123,15 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         return (model, info) if wants_info else model
 
     @classmethod
-    def _from_masked_lm(cls, name, args, hub: dict, overrides: dict, processing_class, kwargs: dict):
+    def _from_masked_lm(cls, name, args, overrides: dict, processing_class, kwargs: dict):
+        hub = {k: kwargs[k] for k in _HUB_ARGUMENTS if k in kwargs}
         remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
         config = kwargs.pop("config", None)
         if config is None:
-            unused = {k: v for k, v in kwargs.items() if k not in (*hub, *remote_code)}
-            config, kwargs = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **hub, **remote_code, **unused)
-            kwargs |= hub | remote_code
+            # What is for the model alone must not end in its configuration (dtype="auto", for one).
+            kept = {k: kwargs.pop(k) for k in ("dtype", "torch_dtype", "quantization_config") if k in kwargs}
+            config, kwargs = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **kwargs)
+            kwargs |= hub | remote_code | kept
         remote = getattr(config, "auto_map", None) or {}
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
             raise ValueError(
@@ -155,6 +159,8 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         token_budget: int | None = None,
     ) -> EnergyOutput:
         """Energies of sequences given their context; differentiable.
+
+        With gradients the graphs of all passes are kept, so the token budget doesn't bound memory then.
 
         Args:
             input_ids: (B, T) token ids.

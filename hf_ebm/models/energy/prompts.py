@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, max_length, padding_id
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, max_length, padding_id
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
@@ -75,11 +75,21 @@ def build_chains(
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     if inputs["input_ids"] is None:
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
-        sequences, free = check_inputs(model, **_unconditional(model, config, lengths, keys, inputs))
+        rows = _unconditional(model, config, lengths, keys, inputs)
+        sequences, free = check_inputs(model, *rows)
+        context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], 1)
+        if context is not None:
+            context = EncoderContext(context.states.expand(len(keys), -1, -1), context.lengths.expand(len(keys)))
+        sequences = sequences._replace(context=context)
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         _check_rows(inputs)
         keys = _checked_keys(chain_keys, len(inputs["input_ids"]), config.num_chains)
-        sequences, free = _copied(check_inputs(model, **inputs), torch.tensor([key.prompt for key in keys]))
+        checked = check_inputs(model, *(inputs[name] for name in ("input_ids", "attention_mask", "free_mask")))
+        context = encode_context(
+            model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], len(inputs["input_ids"])
+        )
+        checked = checked._replace(sequences=checked.sequences._replace(context=context))
+        sequences, free = _copied(checked, torch.tensor([key.prompt for key in keys]))
     ids = sequences.ids
     masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
@@ -138,7 +148,8 @@ def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys
 
 def _unconditional(
     model, config: ChainGenerationConfig, choices: list, keys: list[ChainKey], inputs: dict
-) -> dict[str, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask of one all-masked sequence per chain."""
     given = [name for name in ("attention_mask", "free_mask") if inputs[name] is not None]
     if given:
         raise ValueError(f"{given[0]} was given without input_ids")
@@ -159,17 +170,10 @@ def _unconditional(
         text = [*prefix, *[model.config.mask_token_id] * length, *suffix]
         ids[row, : len(text)] = torch.tensor(text)
         attention_mask[row, : len(text)] = 1
-    contexts = {name: inputs[name] for name in ("encoder_input_ids", "encoder_attention_mask")}
-    contexts = {name: _per_chain(name, value, len(keys)) for name, value in contexts.items()}
-    return {"input_ids": ids, "attention_mask": attention_mask, "free_mask": None, **contexts}
-
-
-def _per_chain(name: str, value: Tensor | None, chains: int) -> Tensor | None:
-    if value is None:
-        return None
-    if len(value) != 1:
-        raise ValueError(f"{name}: with lengths and no input_ids it must have one row, shared by all chains")
-    return value.expand(chains, -1)
+    for name in ("encoder_input_ids", "encoder_attention_mask"):
+        if inputs[name] is not None and len(inputs[name]) != 1:
+            raise ValueError(f"{name}: with lengths and no input_ids it must have one row, shared by all chains")
+    return ids, attention_mask
 
 
 def _draw_length(length: int | dict[int, float], seed: int, key: ChainKey) -> int:

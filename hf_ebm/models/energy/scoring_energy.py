@@ -144,12 +144,12 @@ class EnergyScoringMixin:
             raise ValueError(
                 "words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape"
             )
-        sequences, scored = check_energy_inputs(
-            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
-        )
-        words = None if words is None else words.to(sequences.ids.device)
-        runner = self._row_runner(token_budget)
-        with evaluation_mode(self):
+        with evaluation_mode(self):  # an encoder-decoder's context is encoded by the check
+            sequences, scored = check_energy_inputs(
+                self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
+            )
+            words = None if words is None else words.to(sequences.ids.device)
+            runner = self._row_runner(token_budget)
             return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
 
     def rerank(
@@ -189,7 +189,7 @@ class EnergyScoringMixin:
             for own, part in zip(base, normalized.split(sizes), strict=True)
         ]
         order = [sorted(range(len(own)), key=lambda i, own=own: -own[i]) for own in scores]
-        return RerankOutput(torch.tensor([o[0] for o in order]), order, scores, energies)
+        return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
 
     def _checked_variant(self, variant: str | None, stride: int) -> str:
         variant = self.config.scoring_variant if variant is None else variant
@@ -209,16 +209,16 @@ class EnergyScoringMixin:
         pools = range(0, len(rows), _TEXTS_PER_POOL)
         for first in logging.tqdm(pools, desc="Scoring", unit="pool", delay=2, leave=False):
             pool = rows[first : first + _TEXTS_PER_POOL]
-            ids, attention_mask = _padded([encoded[row].ids for row in pool], 0)
-            context = _padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
+            ids, attention_mask = _right_padded([encoded[row].ids for row in pool], 0)
+            context = _right_padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
             try:
                 values = self.score_ids(
                     ids,
                     attention_mask,
-                    _padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
+                    _right_padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
                     encoder_input_ids=context[0],
                     encoder_attention_mask=context[1],
-                    words=_padded([encoded[row].words for row in pool], -1)[0],
+                    words=_right_padded([encoded[row].words for row in pool], -1)[0],
                     variant=variant,
                     stride=stride,
                     token_budget=token_budget,
@@ -284,7 +284,7 @@ def _checked_base_scores(base_scores, lists: list[list[str]]) -> list[list[float
     return given
 
 
-def _padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
     """Rows (B, T) padded on the right with `filler`, and their attention mask."""
     longest = max(map(len, rows))
     padded = torch.tensor([row + [filler] * (longest - len(row)) for row in rows])

@@ -1,0 +1,68 @@
+"""The embedded model: what ships with it, that its card tells the truth, and that it does what it is for."""
+
+import json
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from hf_ebm.assets import KJV_MASKED_LM, held_out_clauses, load_embedded
+from hf_ebm.assets.train_masked_lm import held_out_loss
+from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, split_clauses
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return load_embedded()
+
+
+def test_size_precision_and_card():
+    assert (KJV_MASKED_LM / "model.safetensors").stat().st_size <= 12e6
+    assert json.loads((KJV_MASKED_LM / "config.json").read_text())["dtype"] == "float16"
+    results = json.loads((KJV_MASKED_LM / "training_results.json").read_text())
+    card = ModelCard.load(KJV_MASKED_LM / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert all(f"{loss:.2f}" in card.text for loss in results["held_out_loss"].values())
+    assert all(phase["command"] in card.text for phase in results["phases"])
+    assert card.text.count("\n| ") >= 20
+
+
+def test_the_stated_loss_is_the_models(embedded):
+    model, tokenizer = embedded
+    stated = json.loads((KJV_MASKED_LM / "training_results.json").read_text())["held_out_loss"]["15%"]
+    found = held_out_loss(model.mlm, tokenizer, held_out_clauses()[::6], 0.15)
+    assert found == pytest.approx(stated, abs=0.2)  # a sixth of the clauses
+
+
+def test_it_prefers_the_book_to_shuffled_words(embedded):
+    model, tokenizer = embedded
+    clauses = [clause for clause in held_out_clauses() if len(clause.split()) > 8][::100]
+    generator = torch.Generator().manual_seed(0)
+    shuffled = []
+    for clause in clauses:
+        words = clause.split()
+        shuffled.append(" ".join(words[i] for i in torch.randperm(len(words), generator=generator)))
+    better = model.score(clauses, tokenizer).energy < model.score(shuffled, tokenizer).energy
+    assert float(better.double().mean()) > 0.9
+
+
+def test_chains_get_from_noise_to_the_book(embedded):
+    model, tokenizer = embedded
+    out = model.generate(lengths=8, num_chains=4, num_epochs=6, block_size=2, block_fill="sequential", seed=0)
+    assert out.energies.isfinite().all()
+    assert float(out.energies[:, -1].mean()) < float(out.energies[:, 0].mean())
+    assert not torch.isin(out.samples[..., 1:-1], torch.tensor(tokenizer.all_special_ids)).any()
+    torch.testing.assert_close(model(out.sequences).energy.double(), out.energies[:, -1], rtol=1e-4, atol=1e-3)
+
+
+def test_clauses_are_whole_and_of_the_stated_length():
+    verse = (
+        "And God said, Let there be light: and there was light. And God saw the light, that it was good: and God "
+        "divided the light from the darkness, and the evening and the morning were the first day, and so it was; Selah."
+    )
+    clauses = split_clauses(verse)
+    assert all(MIN_WORDS <= len(clause.split()) <= MAX_WORDS for clause in clauses)
+    assert " ".join(clauses) == verse
+    assert clauses[:2] == ["And God said, Let there be light:", "and there was light."]
+    assert split_clauses("Jesus wept.") == []
+    assert all(MIN_WORDS <= len(clause.split()) <= MAX_WORDS for clause in held_out_clauses())

@@ -1,0 +1,49 @@
+"""The oracle itself, against sums done by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from hf_ebm.exact import enumerate_distribution
+
+
+def energy(ids: torch.Tensor) -> torch.Tensor:
+    return (ids[:, 0] * 0.5 + (ids[:, 1] == ids[:, 2]) * 1.25).double()
+
+
+@pytest.mark.parametrize("temperature,chunk_size", [(1.0, 65_536), (0.5, 5)])
+def test_partition_probabilities_and_marginals(temperature, chunk_size):
+    exact = enumerate_distribution(energy, [4, 2, 7], 3, temperature=temperature, chunk_size=chunk_size)
+    weights = {
+        y: math.exp(-(0.5 * y[0] + 1.25 * (y[1] == y[2])) / temperature) for y in itertools.product([2, 4, 7], repeat=3)
+    }
+    total = sum(weights.values())
+    assert float(exact.log_partition) == pytest.approx(math.log(total))
+    assert [tuple(row) for row in exact.sequences.tolist()] == list(weights)
+    assert exact.log_probabilities.exp().tolist() == pytest.approx([w / total for w in weights.values()])
+    seven_first = sum(w for y, w in weights.items() if y[0] == 7) / total
+    assert float(exact.marginals()[0, 2]) == pytest.approx(seven_first)
+    torch.testing.assert_close(exact.marginals().sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_sampling_and_total_variation():
+    exact = enumerate_distribution(energy, [2, 4, 7], 3)
+    draws = exact.sample(20_000, torch.Generator().manual_seed(0))
+    assert exact.total_variation(draws) < 0.03
+    assert exact.total_variation(torch.full((10, 3), 7)) == pytest.approx(
+        1 - float(exact.log_probabilities.exp()[exact.index(torch.full((1, 3), 7))])
+    )
+    with pytest.raises(ValueError, match="outside the space"):
+        exact.total_variation(torch.tensor([[2, 4, 5]]))
+
+
+def test_energies_of_any_size_stay_finite():
+    exact = enumerate_distribution(lambda ids: 5_000.0 * ids.sum(1).double(), [0, 1], 4)
+    assert exact.log_probabilities.isfinite().all() and float(exact.log_probabilities[0]) == pytest.approx(0.0)
+
+
+def test_a_space_too_large_says_how_large():
+    with pytest.raises(ValueError, match="10 tokens at 7 positions are 10000000 sequences, above the limit of 1000"):
+        enumerate_distribution(energy, list(range(10)), 7, limit=1000)
