@@ -1,12 +1,13 @@
 """Sequence models that are not left-to-right: energies, exact samplers and search-aware training for Transformers.
 
-- `models`: the Transformers models (`EnergyModel`).
+- `models`: the Transformers models (`EnergyModel`, `LSTMSeq2SeqForConditionalGeneration`).
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
 """
 
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
+from hf_ebm.models.lstm import LSTMCache, LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.target import TextEnergy
@@ -19,5 +20,8 @@ __all__ = [
     "EnergyConfig",
     "EnergyModel",
     "EnergyOutput",
+    "LSTMCache",
+    "LSTMSeq2SeqConfig",
+    "LSTMSeq2SeqForConditionalGeneration",
     "TextEnergy",
 ]

@@ -1,0 +1,105 @@
+"""Runs a table or figure of the papers again: `python benchmarks/reproduce.py thesis-4.1`.
+
+Writes `NAME.md` and `NAME.json` (raw runs, seeds, machine, command, date) to `benchmarks/results/`, or to
+`benchmarks/results/quick/` with `--quick`, which is a reduced version of the same in under three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the benchmarks package lies beside it
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1
+from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
+from benchmarks.reproduction.report import RESULTS, Report
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the thesis: its title, columns and what fills it."""
+
+    title: str
+    columns: list[str]
+    fill: Callable[[Laboratory, Report], None]
+
+
+_SPLITS = ("validation", "test")
+_DECODINGS = [f"{kind} {split}" for kind in ("greedy", "hard beam", "soft beam") for split in _SPLITS]
+_TAGGING = [f"{name}{label}" for name in ("unidirectional", "bidirectional") for label in ("", ", whole words")]
+TABLES = {
+    "thesis-3.1": Table(
+        "scheduled sampling, hard and soft",
+        [f"{task} {split}" for task in ("stress F1", "g2p BLEU") for split in _SPLITS],
+        chapter_3.table_3_1,
+    ),
+    "thesis-3.2": Table("schedules of teacher forcing", ["F1 validation", "F1 test"], chapter_3.table_3_2),
+    "thesis-4.1": Table("relaxed beam search, accuracy of tags", _DECODINGS, chapter_4.table_4_1),
+    "thesis-4.2": Table("relaxed beam search, macro F1 with label weights", _DECODINGS, chapter_4.table_4_2),
+    "thesis-5.1": Table(
+        "log Z with and without self-normalization",
+        ["train mean", "train var", "dev mean", "dev var", "accuracy/BLEU"],
+        chapter_5.table_5_1,
+    ),
+    "thesis-5.2": Table("tagging from a cross-entropy start", _TAGGING, chapter_5.table_5_2),
+    "thesis-5.3": Table("tagging from a self-normalized start", _TAGGING, chapter_5.table_5_3),
+    "thesis-5.4": Table(
+        "transcription from both starts",
+        [f"{name} {metric}" for name in ("regular", "self-normalized") for metric in ("BLEU", "PER", "words")],
+        chapter_5.table_5_4,
+    ),
+    "thesis-5.5": Table(
+        "n-gram overlap and length", [*(f"precision_{n}" for n in range(1, 5)), "length_ratio"], chapter_5.table_5_5
+    ),
+    "thesis-5.6": Table(
+        "BLEU by input length", [f"{low}-{high - 1} letters" for low, high in chapter_5.LENGTHS], chapter_5.table_5_6
+    ),
+}
+FIGURES = {"thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw)}
+
+
+def main() -> None:
+    """Lists or runs what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tables or figures, see --list")
+    parser.add_argument("--list", action="store_true", help="name everything that can be run")
+    parser.add_argument("--quick", action="store_true", help="a reduced version of it, in under three minutes")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--work_dir", type=Path, default=RESULTS / "work", help="keeps trained models, which tables share"
+    )
+    arguments = parser.parse_args()
+    if arguments.list:
+        for name, table in TABLES.items():
+            print(f"{name:18} {table.title}")
+        for name, (title, _) in FIGURES.items():
+            print(f"{name:18} {title}")
+        return
+    unknown = [name for name in arguments.names if name not in TABLES and name not in FIGURES]
+    if unknown or not arguments.names:
+        parser.error(f"NAME must be one of those that --list names, got {', '.join(unknown) or 'none'}")
+    torch.set_num_threads(arguments.threads)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    results = RESULTS / "quick" if arguments.quick else RESULTS
+    laboratory = Laboratory(QUICK if arguments.quick else Scale(), arguments.work_dir)
+    for name in arguments.names:
+        started = time.perf_counter()
+        if name in FIGURES:
+            print(f"{name}: {FIGURES[name][1](results, arguments.quick)}")
+            continue
+        report = Report(name, TABLES[name].title, TABLES[name].columns)
+        TABLES[name].fill(laboratory, report)
+        print(report.save(results, started))
+
+
+if __name__ == "__main__":
+    main()

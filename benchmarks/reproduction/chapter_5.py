@@ -1,0 +1,130 @@
+"""Thesis chapter 5: global normalization, self-normalized starts, label bias (tables 5.1 to 5.6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.reproduction.chapter_4 import BEAMS, cross_entropy, final_alpha, soft_beam
+from benchmarks.reproduction.laboratory import LENGTHS, Decoding, Laboratory, Recipe
+from benchmarks.reproduction.report import Report
+
+LOG_Z_WEIGHT = 0.5
+METRIC = {"stress": "accuracy", "g2p": "bleu"}
+
+
+def start(laboratory: Laboratory, task: str, self_normalized: bool, bidirectional: bool = True) -> Recipe:
+    """Either warm start."""
+    recipe = cross_entropy(laboratory, task, bidirectional)
+    return replace(recipe, options=(("log_z_weight", LOG_Z_WEIGHT),)) if self_normalized else recipe
+
+
+def table_5_1(laboratory: Laboratory, report: Report) -> None:
+    """log Z of models trained by cross entropy and self-normalized."""
+    for task in ("stress", "g2p"):
+        for name, normalized in (("CE", False), ("L2", True)):
+            recipe = start(laboratory, task, normalized)
+            if not normalized:  # the same training; a weight of 0 reports log Z
+                recipe = Recipe(
+                    **{**recipe.__dict__, "objective": "self-normalized", "options": (("log_z_weight", 0.0),)}
+                )
+            logs = [laboratory.training_logs(recipe, seed) for seed in laboratory.scale.seeds]
+            train = [next(log for log in reversed(seed) if "loss" in log) for seed in logs]
+            columns = {"train mean": [log["log_z_mean"] for log in train]}
+            columns["train var"] = [log["log_z_variance"] for log in train]
+            columns["dev mean"] = [seed[-1]["eval_log_z_mean"] for seed in logs]
+            columns["dev var"] = [seed[-1]["eval_log_z_variance"] for seed in logs]
+            columns["accuracy/BLEU"] = laboratory.each_seed(recipe, "test", Decoding(BEAMS), METRIC[task])
+            report.add(f"{task} {name}", columns)
+    report.notes.append(
+        f"log Z in nats, λ = {LOG_Z_WEIGHT}, bidirectional encoders, beam {BEAMS}; training means are those of the "
+        "last epoch. The logits' common shift is free under cross entropy: where log Z then lies is up to the start."
+    )
+
+
+def _normalizations(laboratory: Laboratory, task: str, begin: Recipe) -> dict[str, tuple[Recipe, Decoding]]:
+    """The four rows of tables 5.2 to 5.4; searched models decode softly at their last α, as in the thesis."""
+    rows = {"pretrain-greedy": (begin, Decoding()), "pretrain-beam": (begin, Decoding(BEAMS))}
+    rows["pretrain-beam, unnormalized scores"] = (begin, Decoding(BEAMS, "global"))
+    for normalization in ("local", "global"):
+        recipe = soft_beam(laboratory, begin, normalization=normalization)
+        alpha = final_alpha(laboratory, recipe)
+        rows[f"{normalization}ly normalized"] = (recipe, Decoding(BEAMS, normalization, alpha))
+        rows[f"{normalization}ly normalized, hard beam"] = (recipe, Decoding(BEAMS, normalization))
+    return rows
+
+
+def _tagging(laboratory: Laboratory, report: Report, self_normalized: bool) -> None:
+    for name, bidirectional in (("unidirectional", False), ("bidirectional", True)):
+        begin = start(laboratory, "stress", self_normalized, bidirectional)
+        for row, (recipe, decoding) in _normalizations(laboratory, "stress", begin).items():
+            for metric, label in (("accuracy", ""), ("sequence_accuracy", ", whole words")):
+                runs = laboratory.each_seed(recipe, "test", decoding, metric)
+                report.add(row, {f"{name}{label}": runs})
+    report.notes.append(
+        f"Stress tagging, test accuracy on vowels and of whole words, fixed attention, zero start, k = {BEAMS}; "
+        "searched models decode by soft beam search at the α of their last epoch, as in the paper, or by hard beam "
+        "search."
+    )
+    local, best = "locally normalized", "globally normalized"
+    for name in ("unidirectional", "bidirectional"):
+        report.finding(f"{name}: local search above pretrain-beam", (local, name), ("pretrain-beam", name))
+        report.finding(f"{name}: global above local", (best, name), (local, name))
+
+
+def table_5_2(laboratory: Laboratory, report: Report) -> None:
+    """Tagging from a cross-entropy start."""
+    _tagging(laboratory, report, self_normalized=False)
+
+
+def table_5_3(laboratory: Laboratory, report: Report) -> None:
+    """Tagging from a self-normalized start."""
+    _tagging(laboratory, report, self_normalized=True)
+
+
+def table_5_4(laboratory: Laboratory, report: Report) -> None:
+    """Transcription from both starts."""
+    for name, normalized in (("regular", False), ("self-normalized", True)):
+        rows = _normalizations(laboratory, "g2p", start(laboratory, "g2p", normalized))
+        for row, (recipe, decoding) in rows.items():
+            for metric, label in (("bleu", "BLEU"), ("phoneme_error_rate", "PER"), ("word_accuracy", "words")):
+                report.add(row, {f"{name} {label}": laboratory.each_seed(recipe, "test", decoding, metric)})
+    report.notes.append(
+        f"Grapheme-to-phoneme, test, bidirectional encoder, additive attention, k = {BEAMS}. BLEU and whole words are "
+        "better higher, PER (phoneme error rate) lower."
+    )
+    regular, normal = "regular BLEU", "self-normalized BLEU"
+    local, best, raw = "locally normalized", "globally normalized", "pretrain-beam, unnormalized scores"
+    for column in (regular, normal):
+        report.finding(f"{column}: local search above pretrain-beam", (local, column), ("pretrain-beam", column))
+    report.finding("self-normalized start: global above pretrain-beam", (best, normal), ("pretrain-beam", normal))
+    report.finding("self-normalized start: global above local", (best, normal), (local, normal))
+    report.finding("global: self-normalized start above regular", (best, normal), (best, regular))
+    report.finding("unnormalized decoding: self-normalized above regular", (raw, normal), (raw, regular))
+    report.finding("unnormalized decoding loses much, regular", ("pretrain-beam", regular), (raw, regular))
+    report.finding("unnormalized decoding loses, self-normalized", ("pretrain-beam", normal), (raw, normal))
+
+
+def _self_normalized_rows(laboratory: Laboratory) -> dict[str, tuple[Recipe, Decoding]]:
+    rows = _normalizations(laboratory, "g2p", start(laboratory, "g2p", True))
+    return {name: rows[name] for name in ("pretrain-beam", "locally normalized", "globally normalized")}
+
+
+def table_5_5(laboratory: Laboratory, report: Report) -> None:
+    """n-gram overlap and length."""
+    for row, (recipe, decoding) in _self_normalized_rows(laboratory).items():
+        metrics = [*(f"precision_{n}" for n in range(1, 5)), "length_ratio"]
+        report.add(row, {m: laboratory.each_seed(recipe, "validation", decoding, m) for m in metrics})
+    report.notes.append("Grapheme-to-phoneme, dev, self-normalized start; precisions per cent, clipped as in BLEU.")
+    for column in ("precision_4", "length_ratio"):
+        report.finding(f"{column}: global above local", ("globally normalized", column), ("locally normalized", column))
+
+
+def table_5_6(laboratory: Laboratory, report: Report) -> None:
+    """BLEU by the length of the input."""
+    for row, (recipe, decoding) in _self_normalized_rows(laboratory).items():
+        columns = {f"{low}-{high - 1} letters": f"bleu {low}-{high - 1}" for low, high in LENGTHS}
+        report.add(row, {c: laboratory.each_seed(recipe, "validation", decoding, m) for c, m in columns.items()})
+    report.notes.append("Grapheme-to-phoneme, dev BLEU by the number of letters, self-normalized start.")
+    for low, high in LENGTHS:
+        column = f"{low}-{high - 1} letters"
+        report.finding(f"{column}: global above local", ("globally normalized", column), ("locally normalized", column))

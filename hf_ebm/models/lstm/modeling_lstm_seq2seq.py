@@ -1,0 +1,259 @@
+"""`LSTMSeq2SeqForConditionalGeneration`: an LSTM encoder-decoder with additive or fixed attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import initialization as init
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import TransformersKwargs
+
+from hf_ebm.models.lstm.cache_lstm import LSTMCache
+from hf_ebm.models.lstm.configuration_lstm_seq2seq import LSTMSeq2SeqConfig
+from hf_ebm.models.lstm.fixed_length_processor import FixedLengthLogitsProcessor
+from hf_ebm.models.lstm.modules_lstm import LSTMDecoder, LSTMEncoder, right_padded_lengths
+
+# Label of positions without a target.
+_IGNORED = -100
+
+
+class LSTMSeq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
+    """The recurrent encoder-decoder of thesis ch. 3 to 5 (Bahdanau et al. 2015), with `generate`.
+
+    Sources and targets are padded on the right. With `attention="fixed"`, `generate` writes exactly as many tokens as
+    the source has, the end token last.
+
+    Args:
+        config: sizes and kinds of everything.
+    """
+
+    config_class = LSTMSeq2SeqConfig
+    main_input_name = "input_ids"
+    _is_stateful = True  # a recurrent state cannot be cut back, which assisted decoding needs
+
+    def __init__(self, config: LSTMSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = LSTMEncoder(config)
+        self.decoder = LSTMDecoder(config)
+        self.lm_head = nn.Linear(2 * config.hidden_size, config.decoder_vocab_size)
+        self.post_init()
+
+    def _init_weights(self, module):
+        bound = self.config.initializer_range
+        for parameter in module.parameters(recurse=False):
+            init.uniform_(parameter, -bound, bound)
+        if isinstance(module, nn.Embedding) and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[module.padding_idx])
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of source ids; that of target ids is `get_decoder().get_input_embeddings()`."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the embedding of source ids."""
+        self.encoder.embed_tokens = value
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        """Refused: source and target ids have vocabularies of their own, and one number cannot say which to resize.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "resize_token_embeddings: the model has a source and a target vocabulary; make a model of the size you "
+            f"need with vocab_size (now {self.config.vocab_size}) and decoder_vocab_size (now "
+            f"{self.config.decoder_vocab_size}) in its configuration"
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """(B, T) labels to the (B, T) ids read while predicting them: one to the right, -100 as padding."""
+        start = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == _IGNORED, self.config.pad_token_id)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor] | None = None,
+        cache: LSTMCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput | tuple:
+        """Logits of the targets given the sources, with the loss if there are labels.
+
+        Args:
+            input_ids: (B, S) source ids, not read if there are `encoder_outputs`.
+            attention_mask: (B, S), 0 at padding of the source, which stands on the right.
+            decoder_input_ids: (B, T) target ids to read; by default those that go with `labels`.
+            decoder_attention_mask: (B, T), 0 at padding on the right; it changes no logits before it.
+            encoder_outputs: what `get_encoder()` returned, or a tuple of its (B, S, hidden_size) states.
+            cache: state after the tokens before `decoder_input_ids`. It is not changed.
+            inputs_embeds, decoder_inputs_embeds: (B, S, embedding_dim), (B, T, decoder_embedding_dim) instead of ids.
+            labels: (B, T) target ids, -100 where there is no target.
+            use_cache: whether to return the new state in `cache`; by default the configuration's.
+            output_attentions: whether to return the weights of additive attention, in `cross_attentions` as a tuple of
+                one (B, 1, T, S) tensor.
+            return_dict: `False` for a tuple.
+            kwargs: `num_items_in_batch`, the number of targets the loss is divided by (by default those of this batch).
+
+        Returns:
+            `loss`, `logits` (B, T, decoder_vocab_size), `cache`, `cross_attentions`, `encoder_last_hidden_state`.
+
+        Raises:
+            ValueError: for ids or labels outside the vocabulary, padding on the left, a cache of another shape, or,
+                with fixed attention, more targets than source positions; naming the row where there is one.
+        """
+        unknown = sorted(set(kwargs) - TransformersKwargs.__optional_keys__)
+        if unknown:
+            raise ValueError(f"forward has no argument {', '.join(unknown)}")
+        if labels is not None:
+            self._check_labels(labels)
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError(
+                "decoder_input_ids, decoder_inputs_embeds: give one of them, or labels alone; got both or none"
+            )
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds)
+        source_states = encoder_outputs[0]
+        embeds = decoder_inputs_embeds
+        if embeds is None:
+            embeds = self.decoder.embed_tokens(decoder_input_ids)
+        self._check_shapes(embeds, source_states, attention_mask, cache, labels)
+        if decoder_attention_mask is not None:
+            right_padded_lengths("decoder_attention_mask", decoder_attention_mask)
+        if self.config.attention == "fixed":
+            _check_aligned(embeds, source_states, attention_mask, cache, labels, decoder_attention_mask)
+
+        features, cache, weights = self.decoder(embeds, source_states, attention_mask, cache)
+        logits = self.lm_head(features)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        output = Seq2SeqLMOutput(
+            loss=None if labels is None else _loss(logits, labels, kwargs.get("num_items_in_batch")),
+            logits=logits,
+            cache=cache if use_cache else None,
+            cross_attentions=(weights[:, None],) if output_attentions and weights is not None else None,
+            encoder_last_hidden_state=source_states,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _check_labels(self, labels: Tensor) -> None:
+        wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.decoder_vocab_size))
+        if bool(wrong.any()):
+            row, position = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"labels: row {row} has {int(labels[row, position])}, must be from 0 to "
+                f"{self.config.decoder_vocab_size - 1}, or {_IGNORED} where there is no target"
+            )
+
+    def _check_shapes(self, embeds: Tensor, source_states: Tensor, attention_mask, cache, labels) -> None:
+        batch, source_shape = len(source_states), source_states.shape[:2]
+        if attention_mask is not None and attention_mask.shape != source_shape:
+            raise ValueError(
+                f"attention_mask must have the source's shape {tuple(source_shape)}, got {tuple(attention_mask.shape)}"
+            )
+        if len(embeds) != batch:
+            raise ValueError(f"decoder inputs must have a row for each of the {batch} sources, got {len(embeds)} rows")
+        if labels is not None and labels.shape != embeds.shape[:2]:
+            raise ValueError(
+                f"labels must have the decoder inputs' shape {tuple(embeds.shape[:2])}, got {tuple(labels.shape)}"
+            )
+        if cache is None:
+            return
+        if not isinstance(cache, LSTMCache):
+            raise ValueError(f"cache must be an LSTMCache, got {type(cache).__name__}")
+        shape = (self.config.decoder_layers, batch, self.config.hidden_size)
+        if cache.hidden.shape != shape or cache.cell.shape != shape:
+            raise ValueError(
+                f"cache: its hidden and cell must have shape {shape}, got {tuple(cache.hidden.shape)} and "
+                f"{tuple(cache.cell.shape)}"
+            )
+        if cache.keys is not None and cache.keys.shape[:2] != source_shape:
+            raise ValueError(
+                f"cache: its keys must have the source's shape {tuple(source_shape)}, got {tuple(cache.keys.shape[:2])}"
+            )
+
+    def _beam_search(self, input_ids: Tensor, *args, generation_config, **kwargs):
+        """Stock beam search, which writes end tokens after the end where the padding id is 0, with padding there."""
+        result = super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
+        if generation_config._eos_token_tensor is not None:
+            sequences = result if isinstance(result, Tensor) else result.sequences
+            written = sequences[:, input_ids.shape[1] :]
+            ends = torch.isin(written, generation_config._eos_token_tensor).long()
+            written.masked_fill_(ends.cumsum(1) > ends, generation_config._pad_token_tensor)
+        return result
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """`generate` must not make a cache of keys and values; the decoder makes its own."""
+        return False
+
+    def _prepare_generated_length(self, generation_config, has_default_max_length, *, inputs_tensor, **kwargs):
+        """With fixed attention the longest source sets the length; a limit that was asked for may be lower."""
+        if self.config.attention == "fixed" and has_default_max_length and generation_config.max_new_tokens is None:
+            generation_config.max_new_tokens = inputs_tensor.shape[1] + 1 - kwargs["input_ids_length"]
+        generation_config = super()._prepare_generated_length(
+            generation_config, has_default_max_length, inputs_tensor=inputs_tensor, **kwargs
+        )
+        if self.config.attention == "fixed":
+            generation_config.max_length = min(generation_config.max_length, inputs_tensor.shape[1] + 1)
+        return generation_config
+
+    def _get_logits_processor(self, generation_config, *args, model_kwargs: dict, **kwargs) -> LogitsProcessorList:
+        """With fixed attention, first of all, only tokens that make the target as long as its source."""
+        processors = super()._get_logits_processor(generation_config, *args, model_kwargs=model_kwargs, **kwargs)
+        if self.config.attention != "fixed":
+            return processors
+        config, mask = self.config, model_kwargs.get("attention_mask")
+        states = model_kwargs["encoder_outputs"][0]
+        lengths = torch.full((len(states),), states.shape[1]) if mask is None else mask.sum(1)
+        other = {config.bos_token_id, config.decoder_start_token_id}
+        processor = FixedLengthLogitsProcessor(lengths, config.eos_token_id, config.pad_token_id, other)
+        return LogitsProcessorList([processor, *processors])
+
+
+def _loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Cross entropy, the mean over the batch's targets, or their sum over `num_items_in_batch`; at least float32."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return fixed_cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), num_items_in_batch, _IGNORED)
+
+
+def _check_aligned(embeds, source_states, attention_mask, cache, labels, decoder_attention_mask) -> None:
+    """Raises `ValueError` if a row has more targets than source positions to read.
+
+    Which rows end early is known from labels or the decoder's mask. Without them (in generation, where rows that are
+    done are carried along) only the padded lengths can be compared.
+    """
+    past, steps = (0 if cache is None else cache.length), embeds.shape[1]
+    sources = source_states.new_full((len(source_states),), source_states.shape[1], dtype=torch.long)
+    used = decoder_attention_mask[:, -steps:].bool() if decoder_attention_mask is not None else None
+    used = labels != _IGNORED if labels is not None else used
+    if used is None:
+        if past + steps <= source_states.shape[1]:
+            return
+        targets = sources.new_full((len(sources),), past + steps)
+    else:
+        targets = past + (used * torch.arange(1, steps + 1, device=used.device)).amax(1)
+        sources = sources if attention_mask is None else attention_mask.sum(1)
+    too_long = targets.to(sources.device) > sources
+    if bool(too_long.any()):
+        row = int(too_long.nonzero()[0])
+        raise ValueError(
+            f"decoder inputs: row {row} has {int(targets[row])} targets and its source {int(sources[row])} positions; "
+            "with attention='fixed' output i reads source position i, so a target may not be longer than its source"
+        )
+
+
+AutoConfig.register(LSTMSeq2SeqConfig.model_type, LSTMSeq2SeqConfig)
+AutoModelForSeq2SeqLM.register(LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration)

@@ -1,0 +1,229 @@
+"""Encoder, attention and decoder of the recurrent encoder-decoder."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_ebm.models.lstm.cache_lstm import LSTMCache
+from hf_ebm.models.lstm.configuration_lstm_seq2seq import LSTMSeq2SeqConfig
+
+
+def right_padded_lengths(name: str, mask: Tensor) -> Tensor:
+    """Number of ones in each row of a (B, T) mask of ones followed by zeros; (B,) integers.
+
+    Raises:
+        ValueError: naming the mask and the first row that is empty or has a zero before a one.
+    """
+    mask = mask.bool()
+    wrong = ~mask[:, 0] | (mask[:, 1:] & ~mask[:, :-1]).any(1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name}: row {row} is {mask[row].int().tolist()}, must be ones followed by zeros; pad on the right "
+            "(padding_side='right' in a tokenizer), and no row may be empty"
+        )
+    return mask.sum(1)
+
+
+class LSTMEncoder(nn.Module):
+    """Reads the source; a row's output doesn't depend on how much it is padded.
+
+    Args:
+        config: the model's configuration.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: LSTMSeq2SeqConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_dim, config.pad_token_id)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.embedding_dim,
+            config.hidden_size // 2 if config.bidirectional else config.hidden_size,
+            config.encoder_layers,
+            batch_first=True,
+            dropout=config.dropout if config.encoder_layers > 1 else 0.0,
+            bidirectional=config.bidirectional,
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool = True,
+    ) -> BaseModelOutput | tuple[Tensor]:
+        """Encodes a batch of sources.
+
+        Args:
+            input_ids: (B, S) source ids.
+            attention_mask: (B, S), 0 at padding, which stands on the right; without it there is none.
+            inputs_embeds: (B, S, embedding_dim) instead of `input_ids`.
+            output_attentions, output_hidden_states: passed by `generate`; there are none to return.
+
+        Returns:
+            `last_hidden_state` (B, S, hidden_size), 0 at padding.
+
+        Raises:
+            ValueError: for ids outside the vocabulary, padding on the left, empty rows or mismatched shapes.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids, inputs_embeds: give one of them (or encoder_outputs), got both or none")
+        if inputs_embeds is None:
+            _check_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
+            inputs_embeds = self.embed_tokens(input_ids)
+        embeds, shape = self.dropout(inputs_embeds), inputs_embeds.shape[:2]
+        if attention_mask is None:
+            states = self.lstm(embeds)[0]
+        elif attention_mask.shape != shape:
+            raise ValueError(
+                f"attention_mask must have the source's shape {tuple(shape)}, got {tuple(attention_mask.shape)}"
+            )
+        else:
+            lengths = right_padded_lengths("attention_mask", attention_mask).cpu()
+            packed = pack_padded_sequence(embeds, lengths, batch_first=True, enforce_sorted=False)
+            states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=shape[1])
+        return BaseModelOutput(last_hidden_state=states) if return_dict else (states,)
+
+
+class AdditiveAttention(nn.Module):
+    """score(h, s) = v · tanh(W_q h + W_k s), normalised over the source (Bahdanau et al. 2015, A.1.2)."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.query = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.key = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.score = nn.Linear(hidden_size, 1, bias=False)
+
+    def forward(
+        self, hidden: Tensor, keys: Tensor, source_states: Tensor, padding: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(B, H) hidden, (B, S, H) keys and states, (B, S) true at padding → (B, H) context, (B, S) weights."""
+        scores = self.score(torch.tanh(keys + self.query(hidden)[:, None])).squeeze(-1)
+        if padding is not None:
+            scores = scores.masked_fill(padding, -torch.inf)
+        weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weights = weights.to(source_states.dtype)
+        return torch.bmm(weights[:, None], source_states)[:, 0], weights
+
+
+class LSTMDecoder(nn.Module):
+    """The next output's features from the tokens so far and the source.
+
+    Args:
+        config: the model's configuration.
+    """
+
+    def __init__(self, config: LSTMSeq2SeqConfig):
+        super().__init__()
+        self.config = config
+        layers, size = config.decoder_layers, config.hidden_size
+        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.decoder_embedding_dim, config.pad_token_id)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.decoder_embedding_dim + size,
+            size,
+            layers,
+            batch_first=True,
+            dropout=config.dropout if layers > 1 else 0.0,
+        )
+        self.attention = AdditiveAttention(size) if config.attention == "additive" else None
+        if config.initial_state == "encoder":
+            self.initial_hidden = nn.Linear(size, layers * size)
+            self.initial_cell = nn.Linear(size, layers * size)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of target ids."""
+        return self.embed_tokens
+
+    def start(self, source_states: Tensor, attention_mask: Tensor | None) -> LSTMCache:
+        """The state before the first token, from (B, S, H) encoder states and their (B, S) mask alone."""
+        batch, layers = len(source_states), self.config.decoder_layers
+        if self.config.initial_state == "zero":
+            hidden = cell = source_states.new_zeros(layers, batch, self.config.hidden_size)
+        else:
+            last = self._last_states(source_states, attention_mask)
+            hidden, cell = (
+                torch.tanh(project(last)).view(batch, layers, -1).transpose(0, 1)
+                for project in (self.initial_hidden, self.initial_cell)
+            )
+        return LSTMCache(hidden, cell, 0)
+
+    def _last_states(self, source_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """What each direction of the encoder gave last: at the last position, and at the first one coming back."""
+        if attention_mask is None:
+            last = source_states[:, -1]
+        else:
+            rows = torch.arange(len(source_states), device=source_states.device)
+            last = source_states[rows, attention_mask.to(rows.device).sum(1).long() - 1]
+        if not self.config.bidirectional:
+            return last
+        half = self.config.hidden_size // 2
+        return torch.cat([last[:, :half], source_states[:, 0, half:]], -1)
+
+    def forward(
+        self, embeds: Tensor, source_states: Tensor, attention_mask: Tensor | None, cache: LSTMCache | None
+    ) -> tuple[Tensor, LSTMCache, Tensor | None]:
+        """Reads T tokens.
+
+        Args:
+            embeds: (B, T, decoder_embedding_dim) of the tokens.
+            source_states: (B, S, hidden_size) the encoder's output.
+            attention_mask: (B, S), 0 at padding.
+            cache: the state so far, `None` at the start. It is not changed.
+
+        Returns:
+            (B, T, 2 · hidden_size) what the output layer reads; the new state; (B, T, S) attention weights, `None` with
+            fixed attention.
+        """
+        cache = self.start(source_states, attention_mask) if cache is None else cache
+        embeds = self.dropout(embeds)
+        if self.attention is None:
+            features, cache = self._read_fixed(embeds, source_states, cache)
+            weights = None
+        else:
+            features, cache, weights = self._read_additive(embeds, source_states, attention_mask, cache)
+        return self.dropout(features), cache, weights
+
+    def _read_fixed(self, embeds: Tensor, source_states: Tensor, cache: LSTMCache) -> tuple[Tensor, LSTMCache]:
+        end = cache.length + embeds.shape[1]
+        contexts = source_states[:, cache.length : end]
+        # Rows may be padded further than the source is; nothing is read there.
+        contexts = nn.functional.pad(contexts, (0, 0, 0, embeds.shape[1] - contexts.shape[1]))
+        outputs, (hidden, cell) = self.lstm(
+            torch.cat([embeds, contexts], -1), (cache.hidden.contiguous(), cache.cell.contiguous())
+        )
+        return torch.cat([outputs, contexts], -1), LSTMCache(hidden, cell, end)
+
+    def _read_additive(
+        self, embeds: Tensor, source_states: Tensor, attention_mask: Tensor | None, cache: LSTMCache
+    ) -> tuple[Tensor, LSTMCache, Tensor]:
+        keys = self.attention.key(source_states) if cache.keys is None else cache.keys
+        padding = None if attention_mask is None else ~attention_mask.to(keys.device).bool()
+        hidden, cell = list(cache.hidden.unbind(0)), list(cache.cell.unbind(0))
+        layer_weights, features, weights = self.lstm.all_weights, [], []
+        for embed in embeds.unbind(1):
+            context, weight = self.attention(hidden[-1], keys, source_states, padding)
+            below = torch.cat([embed, context], -1)
+            for layer, parameters in enumerate(layer_weights):
+                if layer > 0:
+                    below = self.dropout(below)
+                hidden[layer], cell[layer] = torch.lstm_cell(below, (hidden[layer], cell[layer]), *parameters)
+                below = hidden[layer]
+            features.append(torch.cat([below, context], -1))
+            weights.append(weight)
+        cache = LSTMCache(torch.stack(hidden), torch.stack(cell), cache.length + embeds.shape[1], keys)
+        return torch.stack(features, 1), cache, torch.stack(weights, 1)
+
+
+def _check_ids(name: str, ids: Tensor, limit: int) -> None:
+    wrong = (ids < 0) | (ids >= limit)
+    if bool(wrong.any()):
+        row, position = wrong.nonzero()[0].tolist()
+        raise ValueError(f"{name}: row {row} has id {int(ids[row, position])}, ids are from 0 to {limit - 1}")

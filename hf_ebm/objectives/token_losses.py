@@ -1,0 +1,35 @@
+"""Losses of tokens given the logits of every step: cross entropy and self-normalization."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hf_ebm.relaxations.soft_argmax import at_least_float32
+
+IGNORED = -100
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy in nats, summed over tokens: logits (B, T, V), labels (B, T) with -100 where ignored -> ()."""
+    return torch.nn.functional.cross_entropy(
+        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+class LogNormalizers(NamedTuple):
+    """Sums over the scored tokens, from which mean and variance follow."""
+
+    sum: torch.Tensor  # ()
+    sum_of_squares: torch.Tensor  # ()
+
+
+def log_normalizers(logits: torch.Tensor, labels: torch.Tensor) -> LogNormalizers:
+    """Sums of the local log normalizer `log Z = logsumexp(logits)` and of its square, where labels aren't -100.
+
+    `cross entropy + lambda * (log Z)^2`, summed over tokens, is the self-normalized objective (Goyal, Dyer and
+    Berg-Kirkpatrick 2019, section 3.1): it makes unnormalized scores comparable with log-probabilities.
+    """
+    log_z = at_least_float32(logits).logsumexp(-1).masked_fill(labels == IGNORED, 0)
+    return LogNormalizers(log_z.sum(), log_z.square().sum())

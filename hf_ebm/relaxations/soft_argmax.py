@@ -1,0 +1,58 @@
+"""Choosing the next token softly (Goyal, Dyer and Berg-Kirkpatrick 2017, section 3): weights over the vocabulary.
+
+The decoder's next input is `weights @ embedding`; hard choices are one-hot weights without a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+
+INPUTS = ("argmax", "sample", "soft_argmax", "soft_sample")
+
+
+def token_weights(
+    scores: torch.Tensor, inputs: str, alpha: float = 1.0, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Weights over the vocabulary of one step's choice.
+
+    - `argmax`: one-hot at the largest score; `sample`: one-hot at a draw from `softmax(scores)` (Bengio et al. 2015).
+      Neither has a gradient.
+    - `soft_argmax`: `softmax(alpha * scores)`. Tends to `argmax` as alpha grows, where the maximum is unique.
+    - `soft_sample`: `softmax(alpha * (scores + G))`, G ~ Gumbel(0, 1), the Concrete relaxation of `sample`.
+
+    Args:
+        scores: logits or log-probabilities, (..., V), of a floating dtype.
+        inputs: one of `INPUTS`.
+        alpha: inverse temperature, above 0; hard choices don't use it.
+        generator: source of the noise, on the device of `scores`.
+
+    Returns:
+        (..., V) of the dtype of `scores`, float32 for half precision; sums to 1.
+
+    Raises:
+        ValueError: for another name of `inputs` or `alpha` <= 0.
+    """
+    if inputs not in INPUTS:
+        raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {inputs!r}")
+    if not alpha > 0:
+        raise ValueError(f"alpha must be above 0, got {alpha}")
+    scores = at_least_float32(scores)
+    if inputs.endswith("sample"):
+        scores = scores + gumbel_noise(scores, generator)
+    if inputs.startswith("soft"):
+        return (alpha * scores).softmax(-1)
+    return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+
+
+def gumbel_noise(like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Independent Gumbel(0, 1) noise of the shape and dtype of `like`, without a gradient.
+
+    `-log` of an exponential variable, which has no uniform draw that could be 0 or 1.
+    """
+    exponential = torch.empty_like(like, requires_grad=False).exponential_(generator=generator)
+    return -exponential.clamp_min(torch.finfo(like.dtype).tiny).log()
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32 if it is of half precision, itself otherwise."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,0 +1,161 @@
+"""The relaxed beam search and its objectives (Goyal et al. 2018, algorithm 1; local or global scores: Goyal 2019).
+
+Every selection of beam search is replaced by a distribution: a beam's state, input embedding, score and cost are
+expectations under it, so the cost of what the search finds is differentiable. As alpha grows all of them tend to those
+of hard beam search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from hf_ebm.objectives.decomposable_costs import check_costs, cost_of_tokens
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.relaxations.soft_argmax import at_least_float32
+from hf_ebm.relaxations.soft_top_k import soft_top_k
+
+NORMALIZATIONS = ("local", "global")
+
+
+class Decoder(Protocol):
+    """What the search needs of a decoder; `StepwiseDecoder` is one."""
+
+    def begin(self, embeddings: torch.Tensor, **inputs): ...
+
+    def step(self, embeddings: torch.Tensor, state): ...
+
+    def expected_embedding(self, token_weights: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class SoftBeamSettings:
+    """How the relaxed search runs.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    num_beams: int = 3
+    alpha: float = 1.0
+    normalization: str = "local"  # "local": log-probabilities; "global": logits
+    checkpoint_steps: bool = False  # recompute each step's activations in the backward pass
+
+    def __post_init__(self):
+        if self.num_beams < 1:
+            raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        if self.normalization not in NORMALIZATIONS:
+            raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {self.normalization!r}")
+
+
+@dataclass
+class SoftBeamResult:
+    """The relaxed search after its last step, for B inputs and k beams."""
+
+    scores: torch.Tensor  # (B, k), nats; with the costs added if the search was cost-augmented
+    costs: torch.Tensor  # (B, k): expected cost of each beam
+    beam_indices: torch.Tensor  # (T, B, k): hard backpointers, the largest weight of each soft one
+    tokens: torch.Tensor  # (T, B, k): hard labels
+
+
+def token_scores(logits: torch.Tensor, normalization: str) -> torch.Tensor:
+    """f of a step: log-probabilities (`local`) or logits (`global`), (..., V), float32 or better."""
+    logits = at_least_float32(logits)
+    return logits.log_softmax(-1) if normalization == "local" else logits
+
+
+def relaxed_beam_search(
+    decoder: Decoder,
+    start_embeddings: torch.Tensor,
+    encoder_inputs: dict,
+    labels: torch.Tensor,
+    cost: Callable[[torch.Tensor, int], torch.Tensor],
+    settings: SoftBeamSettings,
+    cost_augmented: bool = False,
+) -> SoftBeamResult:
+    """Runs the search for as many steps as each row has labels.
+
+    A row whose labels are over (-100) keeps its scores and costs. The first step has one live beam.
+
+    Args:
+        start_embeddings: (B, d).
+        encoder_inputs: passed to `decoder.begin`.
+        labels: (B, T), -100 after the end of a row.
+        cost: see `hf_ebm.objectives.decomposable_costs`.
+        cost_augmented: add the cost of each successor to its score (for the hinge).
+
+    Raises:
+        ValueError: if there are more beams than tokens, or the cost has a wrong shape.
+    """
+    active = labels != IGNORED
+    beams, rows = settings.num_beams, len(labels)
+    logits, state = decoder.begin(start_embeddings, **encoder_inputs)
+    vocab_size = logits.shape[-1]
+    if beams > vocab_size:
+        raise ValueError(f"num_beams must be at most the vocabulary of {vocab_size} tokens, got {beams}")
+    all_costs = check_costs(cost(labels, vocab_size), labels, vocab_size).to(logits)
+    scores = costs = logits.new_zeros(rows, 1)
+
+    def select(logits, scores, costs, step):
+        """One recurrence: new scores, costs, input embeddings, soft backpointers, and the hard choices."""
+        successors = scores[:, :, None] + token_scores(logits, settings.normalization).view(rows, -1, vocab_size)
+        step_costs = cost_of_tokens(all_costs, labels, step, vocab_size)
+        if cost_augmented:
+            successors = successors + step_costs[:, None]
+        chosen = soft_top_k(successors, beams, settings.alpha)
+        new_costs = torch.bmm(chosen.beam_weights, costs[:, :, None])[..., 0]
+        new_costs = new_costs + torch.bmm(chosen.token_weights, step_costs[:, :, None])[..., 0]
+        keep = active[:, step, None]
+        new_scores = torch.where(keep, chosen.scores, scores)
+        new_costs = torch.where(keep, new_costs, costs)
+        embeddings = decoder.expected_embedding(chosen.token_weights)
+        hard = (chosen.beam_weights.detach().argmax(-1), chosen.token_weights.detach().argmax(-1))
+        return new_scores, new_costs, embeddings, chosen.beam_weights, hard
+
+    scores, costs, embeddings, _, hard = select(logits, scores, costs, 0)
+    state, choices = state.repeat(beams), [hard]
+    for step in range(1, labels.shape[1]):
+
+        def advance(embeddings, scores, costs, state, step=step):
+            logits, state = decoder.step(embeddings.flatten(0, 1), state)
+            scores, costs, embeddings, beam_weights, hard = select(logits, scores, costs, step)
+            return scores, costs, embeddings, state.mix(beam_weights), hard
+
+        scores, costs, embeddings, state, hard = _run(advance, settings, embeddings, scores, costs, state)
+        choices.append(hard)
+    backpointers, tokens = zip(*choices, strict=True)
+    return SoftBeamResult(scores, costs, torch.stack(backpointers), torch.stack(tokens))
+
+
+def _run(step, settings: SoftBeamSettings, *arguments):
+    if not settings.checkpoint_steps:
+        return step(*arguments)
+    return checkpoint(step, *arguments, use_reentrant=False)
+
+
+def direct_loss(result: SoftBeamResult, alpha: float) -> torch.Tensor:
+    """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (algorithm 1, line 18)."""
+    return ((alpha * result.scores).softmax(-1) * result.costs).sum(-1)
+
+
+def hinge_loss(result: SoftBeamResult, gold_scores: torch.Tensor, alpha: float) -> torch.Tensor:
+    """`max(0, s_max - s(y*))`, (B,), s_max the soft maximum of cost-augmented scores (Goyal et al. 2018, section 4).
+
+    Args:
+        result: of a cost-augmented search.
+        gold_scores: s(y*), (B,), of the same normalization.
+    """
+    best = ((alpha * result.scores).softmax(-1) * result.scores).sum(-1)
+    return (best - gold_scores).clamp_min(0)
+
+
+def gold_scores(logits: torch.Tensor, labels: torch.Tensor, normalization: str) -> torch.Tensor:
+    """s(y*): the scores of the labels of a teacher-forced pass, (B, T, V) and (B, T) -> (B,)."""
+    scores = token_scores(logits, normalization).gather(2, labels.clamp_min(0)[..., None])[..., 0]
+    return scores.masked_fill(labels == IGNORED, 0).sum(-1)

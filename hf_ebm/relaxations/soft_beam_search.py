@@ -1,0 +1,152 @@
+"""Soft beam decoding behind `generate()` (Goyal et al. 2018, section 3.4): soft states, hard backpointers."""
+
+from __future__ import annotations
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import GenerateBeamEncoderDecoderOutput
+
+from hf_ebm.relaxations.soft_beam import SoftBeamSettings, token_scores
+from hf_ebm.relaxations.soft_top_k import soft_top_k
+from hf_ebm.relaxations.stepwise import StepwiseDecoder
+
+# Score of what cannot be selected: finite, so that differences are, and below any score of a model.
+_FORBIDDEN = -1e9
+
+
+def soft_beam_search(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    alpha: float = 10.0,
+    normalization: str = "local",
+    **model_kwargs,
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+    """Decodes any sequence-to-sequence model by relaxed beam search:
+    `model.generate(**inputs, num_beams=4, custom_generate=soft_beam_search, alpha=10.0, normalization="global")`.
+
+    Selections are soft as in `relaxed_beam_search`; the largest weight of each gives a token and a backpointer, which
+    make up the hypotheses. A hypothesis that ends does so by a hard choice: the end token joins the finished ones if it
+    is among the `num_beams` best successors, as in Transformers' beam search, and the beams go on with the others.
+    `alpha=inf` is hard beam search (greedy search with one beam), with scores normalized as asked.
+
+    Of the generation config, `num_beams`, `num_return_sequences`, `max_length`, `length_penalty`, `early_stopping`,
+    everything that makes logits processors and `return_dict_in_generate` are used. Unnormalized scores can grow with
+    every step, so under `normalization="global"` the search goes on to the maximum length unless `early_stopping=True`.
+
+    Args:
+        alpha: inverse temperature of the relaxation, above 0; `inf` for hard selection.
+        normalization: `local` (log-probabilities) or `global` (logits).
+
+    Returns:
+        Token ids, (B * num_return_sequences, T), or an output with `sequences` and `sequences_scores` (in nats, divided
+        by length ** length_penalty).
+
+    Raises:
+        ValueError: with `do_sample`; for a value that is not allowed; for more beams than tokens.
+    """
+    settings = SoftBeamSettings(generation_config.num_beams or 1, alpha, normalization)
+    if generation_config.do_sample:
+        raise ValueError("do_sample must be False for soft_beam_search, got True")
+    decoder = StepwiseDecoder(model)
+    names = ("encoder_outputs", "attention_mask")
+    encoder_inputs = {name: model_kwargs[name] for name in names if model_kwargs.get(name) is not None}
+    logits, state = decoder.begin(decoder.embed(input_ids[:, 0]), **encoder_inputs)
+    for position in range(1, input_ids.shape[1]):
+        logits, state = decoder.step(decoder.embed(input_ids[:, position]), state)
+    if settings.num_beams > logits.shape[-1]:
+        raise ValueError(
+            f"num_beams must be at most the vocabulary of {logits.shape[-1]} tokens, got {settings.num_beams}"
+        )
+    hypotheses = _Hypotheses(input_ids, logits.dtype, settings, generation_config)
+    while True:
+        scores = logits_processor(hypotheses.flat, token_scores(logits, normalization))
+        successors = (hypotheses.scores[..., None] + scores.unflatten(0, (-1, settings.num_beams))).clamp_min(
+            _FORBIDDEN
+        )
+        last = hypotheses.running.shape[-1] + 1 >= generation_config.max_length
+        hypotheses.finish(successors, last)
+        if last:
+            break
+        chosen = soft_top_k(hypotheses.without_ends(successors), settings.num_beams, alpha)
+        hypotheses.extend(chosen)
+        if hypotheses.all_closed() or bool(stopping_criteria(hypotheses.flat, None).all()):
+            break
+        embeddings = decoder.expected_embedding(chosen.token_weights)
+        logits, state = decoder.step(embeddings.flatten(0, 1), state.mix(chosen.beam_weights))
+    return hypotheses.best(generation_config)
+
+
+class _Hypotheses:
+    """The running hypotheses of B inputs, and the best k finished ones of each."""
+
+    def __init__(self, input_ids, dtype, settings: SoftBeamSettings, generation_config: GenerationConfig):
+        beams = settings.num_beams
+        self.settings, self.config = settings, generation_config
+        self.running = input_ids.unflatten(0, (-1, beams))  # (B, k, t)
+        rows, _, self.prompt_length = self.running.shape
+        # The beams are equal at first: one of them is live.
+        self.scores = torch.full((rows, beams), _FORBIDDEN, dtype=dtype, device=input_ids.device)
+        self.scores[:, 0] = 0
+        ends = generation_config.eos_token_id
+        self.ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        self.pad = generation_config.pad_token_id
+        if self.pad is None:
+            self.pad = self.ends[0] if self.ends else 0
+        self.finished = self.running[:, :0]  # (B, up to k, t)
+        self.finished_scores = self.scores[:, :0]
+        self.open = torch.ones(rows, dtype=torch.bool, device=input_ids.device)
+
+    @property
+    def flat(self) -> torch.Tensor:
+        return self.running.flatten(0, 1)
+
+    def finish(self, successors: torch.Tensor, last: bool) -> None:
+        """Takes in the successors that end: end tokens among the k best, or at the last step all of these."""
+        beams, vocab_size = self.settings.num_beams, successors.shape[-1]
+        best, indices = successors.flatten(1).topk(beams)
+        tokens = indices % vocab_size
+        ending = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
+        candidates = self._extended(indices // vocab_size, tokens)
+        length = candidates.shape[-1] - self.prompt_length
+        scores = best / length**self.config.length_penalty
+        scores = scores.masked_fill(~(ending | last) | ~self.open[:, None], -torch.inf)
+        padding = (0, candidates.shape[-1] - self.finished.shape[-1])
+        finished = torch.nn.functional.pad(self.finished, padding, value=self.pad)
+        pool, pool_scores = torch.cat([finished, candidates], 1), torch.cat([self.finished_scores, scores], 1)
+        self.finished_scores, kept = pool_scores.topk(beams)
+        self.finished = pool.gather(1, kept[..., None].expand(-1, -1, pool.shape[-1]))
+
+    def without_ends(self, successors: torch.Tensor) -> torch.Tensor:
+        """The successors with the end tokens forbidden: the beams go on with the others."""
+        if not self.ends:
+            return successors
+        return successors.index_fill(-1, torch.tensor(self.ends, device=successors.device), _FORBIDDEN)
+
+    def extend(self, chosen) -> None:
+        self.scores = chosen.scores
+        self.running = self._extended(chosen.beam_weights.argmax(-1), chosen.token_weights.argmax(-1))
+
+    def _extended(self, beams: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        histories = self.running.gather(1, beams[..., None].expand(-1, -1, self.running.shape[-1]))
+        return torch.cat([histories, tokens[..., None]], -1)
+
+    def all_closed(self) -> bool:
+        """Whether no running hypothesis can still be better; as in Transformers, judged at its present length."""
+        full = self.finished_scores.isfinite().all(1)
+        if self.config.early_stopping is not True:
+            if self.settings.normalization == "global":
+                return False
+            reach = (self.running.shape[-1] - self.prompt_length) ** self.config.length_penalty
+            full = full & (self.scores[:, 0] / reach <= self.finished_scores[:, -1])
+        self.open = self.open & ~full
+        return not bool(self.open.any())
+
+    def best(self, config: GenerationConfig):
+        wanted = config.num_return_sequences or 1
+        sequences, scores = self.finished[:, :wanted].flatten(0, 1), self.finished_scores[:, :wanted].flatten()
+        if not config.return_dict_in_generate:
+            return sequences
+        return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores)

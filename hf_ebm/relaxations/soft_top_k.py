@@ -1,0 +1,92 @@
+"""The relaxed selection of beam search: the k best successors of the beams, each as a distribution over all of them.
+
+Goyal, Neubig, Dyer and Berg-Kirkpatrick 2018, algorithm 1 (lines 6 to 12).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+
+class SoftSelection(NamedTuple):
+    """What `soft_top_k` selects, for k new beams."""
+
+    scores: torch.Tensor  # (B, k): expected score under each selection
+    beam_weights: torch.Tensor  # (B, k, k_old): soft backpointers; rows sum to 1
+    token_weights: torch.Tensor  # (B, k, V): soft labels; rows sum to 1
+
+
+def soft_top_k(scores: torch.Tensor, num_beams: int, alpha: float) -> SoftSelection:
+    """Relaxes the selection of the `num_beams` best successors.
+
+    With m_i the i-th largest of the k_old * V scores, new beam i weighs every successor by
+    `p_i = softmax(-alpha * (scores - m_i) ** 2)`. As alpha grows, p_i tends to one-hot at the i-th best, where there
+    are no ties; `alpha=inf` is that limit, without a gradient through the choice.
+
+    The gradient flows through the scores and through m. Only the scores are kept for the backward pass: each p_i is
+    made again there, one at a time, so that k distributions over k * V successors never exist at once.
+
+    Args:
+        scores: of each successor of each beam, (B, k_old, V), float32 or float64; finite (a forbidden successor has a
+            large negative score, not -inf).
+        num_beams: k, at most the number of successors.
+        alpha: above 0; `inf` for the hard selection.
+
+    Raises:
+        ValueError: for `alpha` <= 0, half precision, or more beams than successors.
+    """
+    rows, old_beams, vocab_size = scores.shape
+    if not alpha > 0:
+        raise ValueError(f"alpha must be above 0, got {alpha}")
+    if scores.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"scores must be float32 or float64, got {scores.dtype}")
+    if not 1 <= num_beams <= old_beams * vocab_size:
+        raise ValueError(f"num_beams must be from 1 to the {old_beams * vocab_size} successors, got {num_beams}")
+    flat = scores.reshape(rows, -1)
+    best, indices = flat.topk(num_beams)
+    if math.isinf(alpha):
+        beams = torch.nn.functional.one_hot(indices // vocab_size, old_beams)
+        tokens = torch.nn.functional.one_hot(indices % vocab_size, vocab_size)
+        return SoftSelection(best, beams.to(scores.dtype), tokens.to(scores.dtype))
+    return SoftSelection(*_SoftTopK.apply(flat, best, alpha, vocab_size))
+
+
+def _weights(flat: torch.Tensor, best: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """p_i and the distances to m_i, both (B, k_old * V); `best` is (B,)."""
+    distance = flat - best[:, None]
+    return (-alpha * distance.square()).softmax(-1), distance
+
+
+class _SoftTopK(torch.autograd.Function):
+    """Takes flat scores (B, k_old * V) and their largest values (B, k)."""
+
+    @staticmethod
+    def forward(ctx, flat, best, alpha, vocab_size):
+        ctx.save_for_backward(flat, best)
+        ctx.alpha, ctx.vocab_size = alpha, vocab_size
+        scores, beams, tokens = [], [], []
+        for i in range(best.shape[1]):
+            p = _weights(flat, best[:, i], alpha)[0]
+            scores.append((p * flat).sum(-1))
+            p = p.view(len(p), -1, vocab_size)
+            beams.append(p.sum(2))
+            tokens.append(p.sum(1))
+        return torch.stack(scores, 1), torch.stack(beams, 1), torch.stack(tokens, 1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, scores_grad, beams_grad, tokens_grad):
+        flat, best = ctx.saved_tensors
+        flat_grad, best_grad = torch.zeros_like(flat), torch.zeros_like(best)
+        for i in range(best.shape[1]):
+            p, distance = _weights(flat, best[:, i], ctx.alpha)
+            p_grad = (beams_grad[:, i, :, None] + tokens_grad[:, i, None, :]).reshape_as(p)
+            p_grad = p_grad + scores_grad[:, i, None] * flat
+            # Through the softmax, then through -alpha * distance^2, to the scores and to m_i.
+            distance_grad = p * (p_grad - (p * p_grad).sum(-1, keepdim=True)) * distance * (-2 * ctx.alpha)
+            flat_grad += distance_grad + scores_grad[:, i, None] * p
+            best_grad[:, i] = -distance_grad.sum(-1)
+        return flat_grad, best_grad, None, None

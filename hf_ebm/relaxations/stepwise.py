@@ -1,0 +1,179 @@
+"""Runs a sequence-to-sequence model one step at a time on input embeddings, differentiably.
+
+Search-aware objectives feed the decoder mixtures of embeddings that depend on its own earlier scores. `StepwiseDecoder`
+does that for any model of Transformers that decodes with a cache; gradients flow through the cache to every earlier
+step. The model itself applies position offsets, biases of the logits, dropout and so on: only the scale of the
+embedding, which some models apply inside their embedding module and some in the decoder, is found out here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
+from hf_ebm.relaxations.soft_argmax import at_least_float32
+
+_PROBE_LENGTH = 5
+
+
+class StepwiseDecoder:
+    """The decoder of a sequence-to-sequence model, step by step.
+
+    At construction a few random tokens are decoded three ways (token ids at once, embeddings at once, embeddings step
+    by step); the model is refused unless all agree.
+
+    Args:
+        model: any `AutoModelForSeq2SeqLM`.
+
+    Raises:
+        ValueError: for a model that isn't an encoder-decoder, or that cannot be decoded on embeddings with a cache
+            (FSMT, ProphetNet, Switch and NLLB-MoE, for example).
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        if not getattr(model.config, "is_encoder_decoder", False) or not hasattr(model, "get_encoder"):
+            raise ValueError(
+                "model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got "
+                f"{type(model).__name__}, which has no encoder and decoder"
+            )
+        self.model = model
+        self.scale = 1.0
+        self._calibrate()
+
+    @property
+    def embedding_weight(self) -> torch.Tensor:
+        """The decoder's input embedding as stored, (V, d), before `scale`."""
+        return _embedding(self.model).weight
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Input embeddings of tokens: (...,) -> (..., d), as the decoder applies them."""
+        return nn.functional.embedding(ids, self.embedding_weight) * self.scale
+
+    def expected_embedding(self, token_weights: torch.Tensor) -> torch.Tensor:
+        """Mixtures of input embeddings: weights (..., V) -> (..., d)."""
+        weight = self.embedding_weight
+        return token_weights.to(weight.dtype) @ weight[: token_weights.shape[-1]] * self.scale
+
+    def gold_ids(self, labels: torch.Tensor) -> torch.Tensor:
+        """The decoder's inputs under teacher forcing, (B, T): labels shifted right as the model itself does it."""
+        return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+
+    def begin(self, embeddings: torch.Tensor, *, model: nn.Module | None = None, **encoder_inputs):
+        """Encodes, and decodes the first step.
+
+        Args:
+            embeddings: of the start tokens, (B, d).
+            model: what is called in place of the model itself: its data-parallel wrapper. Once per backward pass is
+                enough for the gradients to be averaged over processes, as this step uses every parameter; calling it
+                at every step would need the same number of steps in all processes.
+            encoder_inputs: what the encoder takes (`input_ids`, `attention_mask`, …), or `encoder_outputs`.
+
+        Returns:
+            Logits (B, V), float32 or better, and the state.
+
+        Raises:
+            ValueError: if decoder layers would be dropped at random, or activations recomputed without the cache.
+        """
+        self._check_mode()
+        outputs = (self.model if model is None else model)(
+            **encoder_inputs,
+            decoder_inputs_embeds=embeddings[:, None],
+            cache=empty_cache(self.model.config),
+            use_cache=True,
+            return_dict=True,
+        )
+        return self._taken(outputs, outputs.encoder_last_hidden_state, encoder_inputs.get("attention_mask"), 1)
+
+    def step(self, embeddings: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
+        """Decodes one more step: embeddings (N, d) -> logits (N, V) and the new state."""
+        hidden, attention_mask = state.shared[:2]
+        outputs = self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            attention_mask=attention_mask,
+            decoder_inputs_embeds=embeddings[:, None],
+            cache=cache_from_state(state, self.model.config),
+            use_cache=True,
+            return_dict=True,
+        )
+        return self._taken(outputs, hidden, attention_mask, state.length + 1)
+
+    def _taken(self, outputs, hidden, attention_mask, length):
+        if outputs.cache is None or outputs.cache.get_seq_length() != length:
+            raise ValueError(f"{type(self.model).__name__} did not keep its cache; it cannot be decoded step by step")
+        return at_least_float32(outputs.logits[:, -1]), state_from_cache(outputs.cache, hidden, attention_mask)
+
+    def _check_mode(self) -> None:
+        if not self.model.training:
+            return
+        if getattr(self.model, "is_activation_checkpointing", False):
+            raise ValueError(
+                "gradient checkpointing drops the decoder's cache without saying so: turn it off "
+                "(model.gradient_checkpointing_disable()), and use checkpoint_steps where memory is short"
+            )
+        if getattr(self.model.get_decoder(), "layerdrop", 0):
+            raise ValueError(
+                "decoder_layerdrop must be 0 for step-by-step decoding, got "
+                f"{self.model.get_decoder().layerdrop}: a dropped layer misses a step of its cache"
+            )
+
+    @torch.no_grad()
+    def _calibrate(self) -> None:
+        """Finds the scale at which embeddings and ids give the same logits, and checks the steps."""
+        mode, name = self.model.training, type(self.model).__name__
+        self.model.eval()
+        try:
+            inputs, ids, reference = _probe(self.model)
+            tolerance = 1e3 * torch.finfo(reference.dtype).eps * reference.abs().max().clamp_min(1)
+            errors = {}
+            for scale in _scales(self.model):
+                self.scale = scale
+                found = self.model(**inputs, decoder_inputs_embeds=self.embed(ids), use_cache=False).logits
+                errors[scale] = float((found - reference).abs().max())
+            self.scale = min(errors, key=errors.get)
+            steps = []
+            logits, state = self.begin(self.embed(ids[:, 0]), **inputs)
+            for position in range(1, ids.shape[1] + 1):
+                steps.append(logits)
+                if position < ids.shape[1]:
+                    logits, state = self.step(self.embed(ids[:, position]), state)
+            errors["step by step"] = float((torch.stack(steps, 1) - reference).abs().max())
+        except (TypeError, AttributeError, RuntimeError, IndexError, ValueError, KeyError) as error:
+            raise ValueError(f"{name} cannot be decoded step by step on embeddings: {error}") from error
+        finally:
+            self.model.train(mode)
+        if not max(errors[self.scale], errors["step by step"]) <= tolerance:
+            raise ValueError(
+                f"{name} cannot be decoded step by step on embeddings: its logits differ from those of token ids by "
+                f"{errors[self.scale]:.1e} at once and {errors['step by step']:.1e} step by step"
+            )
+
+
+def _embedding(model: PreTrainedModel) -> nn.Embedding:
+    decoder = model.get_decoder()
+    found = getattr(decoder, "embed_tokens", None)
+    return decoder.get_input_embeddings() if found is None else found
+
+
+def _scales(model: PreTrainedModel) -> list[float]:
+    """Where models keep the scale: nowhere, in the embedding module, or in the decoder."""
+    modules = (_embedding(model), model.get_decoder())
+    return list(dict.fromkeys([1.0, *(float(getattr(module, "embed_scale", 1.0)) for module in modules)]))
+
+
+def _probe(model: PreTrainedModel):
+    """Encoder inputs, decoder ids (2, T) and the logits the model gives them, without touching the random state."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(vocab_size: int) -> torch.Tensor:
+        low = min(3, vocab_size - 1)  # past the usual special tokens
+        ids = torch.randint(low, min(vocab_size, 50), (2, _PROBE_LENGTH), generator=generator)
+        return ids.to(_embedding(model).weight.device)
+
+    ids = draw(_embedding(model).num_embeddings)
+    source = draw(model.get_input_embeddings().num_embeddings)
+    inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    reference = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
+    return inputs, ids, at_least_float32(reference)

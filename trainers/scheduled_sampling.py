@@ -1,0 +1,130 @@
+"""Scheduled sampling, hard and differentiable: `ScheduledSamplingConfig`, `ScheduledSamplingTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_ebm.objectives.schedules import (
+    check_inverse_temperature,
+    check_teacher_forcing,
+    inverse_temperature,
+    teacher_forcing_probability,
+)
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
+from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+
+
+@dataclass
+class ScheduledSamplingConfig(SearchAwareConfig):
+    """Arguments of `ScheduledSamplingTrainer`, beside those of `Seq2SeqTrainingArguments`.
+
+    Args:
+        inputs: what the decoder reads where it doesn't read gold: `argmax`, `sample` (Bengio et al. 2015), or their
+            relaxations `soft_argmax`, `soft_sample` (Goyal, Dyer and Berg-Kirkpatrick 2017).
+        alpha: inverse temperature of the relaxations in the first epoch.
+        alpha_growth: its factor from epoch to epoch; 1 keeps it constant.
+        teacher_forcing_schedule: `inverse_sigmoid`, `linear`, `constant` or `always` (the model's inputs from the first
+            step on); all but the last begin with one epoch of gold inputs.
+        decay_strength: k of the inverse sigmoid.
+        teacher_forcing_probability: of `constant`, and at the end of `linear`.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    inputs: str = field(default="soft_argmax", metadata={"help": f"One of {', '.join(INPUTS)}."})
+    alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation in the first epoch."})
+    alpha_growth: float = field(default=1.0, metadata={"help": "Factor of alpha from epoch to epoch; 1: constant."})
+    teacher_forcing_schedule: str = field(
+        default="inverse_sigmoid", metadata={"help": "inverse_sigmoid, linear, constant or always."}
+    )
+    decay_strength: float = field(default=10.0, metadata={"help": "k of the inverse sigmoid; larger is gentler."})
+    teacher_forcing_probability: float = field(
+        default=0.5, metadata={"help": "Probability of gold inputs: of constant, and at the end of linear."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.inputs not in INPUTS:
+            raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {self.inputs!r}")
+        check_inverse_temperature(self.alpha, self.alpha_growth)
+        check_teacher_forcing(self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability)
+
+
+class ScheduledSamplingTrainer(StepwiseTrainer):
+    """Cross entropy at every token, with the decoder's inputs gold or its own by a coin for each token.
+
+    Logs `teacher_forcing_probability`, `alpha` and `model_input_share`, the share of tokens after the first whose input
+    was the model's. Coins and noise come from a generator of the seed, the step and the process, so that a resumed run
+    is the same run. Evaluation is teacher-forced: `eval_loss` is the cross entropy, comparable between epochs and runs.
+    """
+
+    def __init__(self, model=None, args=None, **kwargs):
+        super().__init__(model=model, args=args, **kwargs)
+        self._batches_seen = (-1, 0)  # global step, batches of it so far
+
+    def objective(self, model, inputs):
+        if not self.model.training:
+            return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]))
+        args, labels = self.args, inputs["labels"]
+        probability = teacher_forcing_probability(
+            self.epoch_index,
+            args.teacher_forcing_schedule,
+            decay_strength=args.decay_strength,
+            probability=args.teacher_forcing_probability,
+            num_epochs=int(args.num_train_epochs),
+        )
+        alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
+        generator = self._generator(labels.device)
+        coins = torch.rand(labels.shape, generator=generator, device=labels.device)
+        use_gold = coins < probability
+        later = (labels != IGNORED)[:, 1:]
+        logged = {"model_input_share": ((~use_gold[:, 1:] & later).sum(), later.sum())}
+        constants = {"teacher_forcing_probability": probability, "alpha": alpha}
+        if probability == 1.0:  # no model input anywhere: one parallel pass is the same law
+            logits = model(**inputs).logits
+        else:
+            logits = scheduled_sampling_logits(
+                self.decoder, inputs, use_gold, args.inputs, alpha, generator, model=model
+            )
+        return LossTerms(cross_entropy_sum(logits, labels), logged, constants)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        step, batches = self._batches_seen
+        batches = batches + 1 if step == self.state.global_step else 0
+        self._batches_seen = (self.state.global_step, batches)
+        key = (self.args.seed, self.state.global_step, batches, self.accelerator.process_index)
+        return torch.Generator(device).manual_seed(hash(key) % 2**63)
+
+
+def scheduled_sampling_logits(
+    decoder: StepwiseDecoder,
+    inputs: dict,
+    use_gold: torch.Tensor,
+    model_inputs: str,
+    alpha: float,
+    generator: torch.Generator | None = None,
+    model: torch.nn.Module | None = None,
+) -> torch.Tensor:
+    """Logits of every step, (B, T, V), where step t reads the gold token if `use_gold[:, t]`, else the model's choice.
+
+    Args:
+        inputs: a batch of the model, with `labels` (B, T).
+        use_gold: bool, (B, T); its first column is not used, as the first input is the start token.
+        model_inputs: one of `hf_ebm.relaxations.soft_argmax.INPUTS`.
+        model: see `StepwiseDecoder.begin`.
+    """
+    labels = inputs["labels"]
+    gold = decoder.embed(decoder.gold_ids(labels))
+    logits, state = decoder.begin(gold[:, 0], model=model, **StepwiseTrainer.encoder_inputs(inputs))
+    every = [logits]
+    for step in range(1, labels.shape[1]):
+        chosen = decoder.expected_embedding(token_weights(logits, model_inputs, alpha, generator))
+        embeddings = torch.where(use_gold[:, step, None], gold[:, step], chosen.to(gold.dtype))
+        logits, state = decoder.step(embeddings, state)
+        every.append(logits)
+    return torch.stack(every, 1)

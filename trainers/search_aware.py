@@ -1,0 +1,173 @@
+"""What the sequence-to-sequence trainers share: normalization of losses, logged terms, evaluation by generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.relaxations.stepwise import StepwiseDecoder
+
+
+@dataclass
+class SearchAwareConfig(Seq2SeqTrainingArguments):
+    """Arguments of every sequence-to-sequence trainer here; adds nothing to `Seq2SeqTrainingArguments` but checks.
+
+    Raises:
+        ValueError: for label smoothing, which these objectives don't define.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}: {type(self).__name__} has its "
+                "own objective"
+            )
+
+
+@dataclass
+class LossTerms:
+    """What an objective gives for one batch.
+
+    `loss` is the sum over the batch's tokens, with its gradient; it is divided by the number of tokens of the whole
+    accumulated batch, over all processes. `logged` maps a name to a sum and the count it is divided by; `constants`
+    maps a name to a value that is logged as it is.
+    """
+
+    loss: torch.Tensor
+    logged: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
+
+
+class SearchAwareTrainer(Seq2SeqTrainer):
+    """Base of the sequence-to-sequence trainers: subclasses give `objective`.
+
+    The loss is the mean over target tokens, whatever the accumulation, the batch sizes and the number of processes: the
+    same update as one large batch. The terms of the objective are logged under their names, averaged over what was
+    trained since the last log. `eval_loss` is the objective itself, and exact over the tokens of the evaluation set.
+
+    Raises:
+        ValueError: for a model that isn't sequence-to-sequence; for `compute_metrics` without `predict_with_generate`.
+    """
+
+    loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
+
+    def __init__(self, model=None, args=None, **kwargs):
+        if isinstance(model, PreTrainedModel) and not getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
+            )
+        if kwargs.get("compute_metrics") is not None and not args.predict_with_generate:
+            raise ValueError("compute_metrics needs predict_with_generate=True: its predictions are generated tokens")
+        super().__init__(model=model, args=args, **kwargs)
+        # So that the Trainer counts the tokens of the accumulated batch, whether or not the model's forward would
+        # take the number: the losses here are sums that are divided by it.
+        self.model_accepts_loss_kwargs = True
+        self._sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
+        self._constants: dict[str, float] = {}
+
+    def objective(self, model: torch.nn.Module, inputs: dict) -> LossTerms:
+        """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`."""
+        raise NotImplementedError
+
+    @property
+    def epoch_index(self) -> int:
+        """The current epoch, from 0."""
+        return int((self.state.epoch or 0.0) + 1e-6)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The objective's sum over the number of tokens."""
+        terms = self.objective(model, inputs)
+        tokens = (inputs["labels"] != IGNORED).sum()
+        training = self.model.training
+        self._add(training, {"loss": (terms.loss, tokens), **terms.logged})
+        self._constants = terms.constants if training else self._constants
+        loss = terms.loss / (tokens if num_items_in_batch is None else num_items_in_batch)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
+        return (loss, {}) if return_outputs else loss
+
+    def _add(self, training: bool, terms: dict) -> None:
+        sums = self._sums[training]
+        for name, (value, count) in terms.items():
+            pair = torch.stack([value.detach().double(), torch.as_tensor(count, device=value.device).double()])
+            sums[name] = sums[name] + pair if name in sums else pair
+
+    def _averages(self, training: bool) -> dict[str, float]:
+        """Averages since the last call, over all processes."""
+        sums, self._sums[training] = self._sums[training], {}
+        averages = {}
+        for name in sorted(sums):
+            total, count = self.accelerator.reduce(sums[name], "sum").tolist()
+            averages[name] = total / max(count, 1.0)
+        return self.derived_logs(averages)
+
+    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+        """What is logged, from the averages of the terms."""
+        return averages
+
+    def log(self, logs, *args, **kwargs):
+        """Adds the terms of the objective to the Trainer's training logs."""
+        if "loss" in logs and self._sums[True]:
+            averages = self._averages(training=True)
+            averages.pop("loss")
+            logs = {**logs, **averages, **self._constants}
+        super().log(logs, *args, **kwargs)
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """The Trainer's loop; losses are averaged over tokens, not over batches."""
+        self._sums[False] = {}
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        averages = self._averages(training=False) if self._sums[False] else {}
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in averages.items()})
+        return output
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """The objective as the loss, and generated tokens if `predict_with_generate`."""
+        inputs = self._prepare_inputs(inputs)
+        loss, labels = None, inputs.get("labels")
+        if labels is not None:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs).detach()
+        if prediction_loss_only or not self.args.predict_with_generate:
+            return loss, None, None
+        unlabeled = {name: value for name, value in inputs.items() if name != "labels"}
+        _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
+        return loss, generated, labels
+
+
+class StepwiseTrainer(SearchAwareTrainer):
+    """Base of the trainers that decode step by step: they have a `StepwiseDecoder`.
+
+    Raises:
+        ValueError: with activation (gradient) checkpointing, which drops the decoder's cache without saying so; or for
+            a model that `StepwiseDecoder` refuses.
+    """
+
+    def __init__(self, model=None, args=None, **kwargs):
+        if args is not None and args.activation_checkpointing:
+            raise ValueError(
+                "activation_checkpointing (gradient_checkpointing) must be off: it drops the decoder's cache, with "
+                "which this trainer decodes; SoftBeamConfig has checkpoint_steps to save memory"
+            )
+        super().__init__(model=model, args=args, **kwargs)
+        self.decoder = StepwiseDecoder(self.accelerator.unwrap_model(self.model))
+
+    @staticmethod
+    def encoder_inputs(inputs: dict) -> dict:
+        """A batch without what collators make of its labels."""
+        return {name: value for name, value in inputs.items() if name not in ("labels", "decoder_input_ids")}
+
+
+class CrossEntropyTrainer(SearchAwareTrainer):
+    """Teacher forcing, the baseline of the others: cross entropy per token.
+
+    As the stock trainer's, but the same for every accumulation and number of processes, and with an exact `eval_loss`.
+    """
+
+    def objective(self, model, inputs):
+        outputs = model(**inputs)
+        return LossTerms(cross_entropy_sum(outputs.logits, inputs["labels"]))

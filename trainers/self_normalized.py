@@ -1,0 +1,52 @@
+"""Self-normalized teacher forcing: `SelfNormalizedConfig`, `SelfNormalizedTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, log_normalizers
+from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
+
+
+@dataclass
+class SelfNormalizedConfig(SearchAwareConfig):
+    """Arguments of `SelfNormalizedTrainer`, beside those of `Seq2SeqTrainingArguments`.
+
+    Args:
+        log_z_weight: lambda, the weight of the squared log normalizer; 0 reports it without changing it.
+
+    Raises:
+        ValueError: for a negative weight.
+    """
+
+    log_z_weight: float = field(default=0.5, metadata={"help": "Weight of the squared local log normalizer."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.log_z_weight >= 0:
+            raise ValueError(f"log_z_weight must not be negative, got {self.log_z_weight}")
+
+
+class SelfNormalizedTrainer(SearchAwareTrainer):
+    """`cross entropy + lambda * (log Z)^2` at every token (Goyal, Dyer and Berg-Kirkpatrick 2019, section 3.1).
+
+    Logs `cross_entropy`, `log_z_mean` and `log_z_variance`, in nats, in training and in evaluation.
+    """
+
+    def objective(self, model, inputs):
+        labels = inputs["labels"]
+        logits = model(**inputs).logits
+        cross_entropy, log_z = cross_entropy_sum(logits, labels), log_normalizers(logits, labels)
+        tokens = (labels != IGNORED).sum()
+        return LossTerms(
+            cross_entropy + self.args.log_z_weight * log_z.sum_of_squares,
+            {
+                "cross_entropy": (cross_entropy, tokens),
+                "log_z_mean": (log_z.sum, tokens),
+                "log_z_square": (log_z.sum_of_squares, tokens),
+            },
+        )
+
+    def derived_logs(self, averages):
+        variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
+        return {**averages, "log_z_variance": max(0.0, variance)}

@@ -1,0 +1,112 @@
+"""Relaxed beam search as a training objective: `SoftBeamConfig`, `SoftBeamTrainer`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
+from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.relaxations.soft_beam import (
+    SoftBeamSettings,
+    direct_loss,
+    gold_scores,
+    hinge_loss,
+    relaxed_beam_search,
+)
+from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+
+LOSSES = ("direct", "hinge")
+
+
+@dataclass
+class SoftBeamConfig(SearchAwareConfig):
+    """Arguments of `SoftBeamTrainer`, beside those of `Seq2SeqTrainingArguments`.
+
+    Args:
+        beam_size: k.
+        alpha: inverse temperature of the relaxation in the first epoch.
+        alpha_growth: its factor from epoch to epoch; 1 keeps it constant.
+        normalization: `local` (log-probabilities; start from cross entropy) or `global` (logits; start from a
+            self-normalized model).
+        loss: `direct` (expected cost of what the search finds) or `hinge` (cost-augmented margin).
+        max_search_steps: search, and count costs, over the first so many positions of each target only.
+        checkpoint_steps: recompute each step's activations in the backward pass: less memory, one more forward pass.
+
+    Raises:
+        ValueError: for a value that is not allowed.
+    """
+
+    beam_size: int = field(default=3, metadata={"help": "Number of beams."})
+    alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation in the first epoch."})
+    alpha_growth: float = field(default=1.6, metadata={"help": "Factor of alpha from epoch to epoch; 1: constant."})
+    normalization: str = field(default="local", metadata={"help": "local (log-probabilities) or global (logits)."})
+    loss: str = field(default="direct", metadata={"help": "direct or hinge."})
+    max_search_steps: int | None = field(default=None, metadata={"help": "Steps of the search; default: all."})
+    checkpoint_steps: bool = field(default=False, metadata={"help": "Recompute activations, step by step."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.max_search_steps is not None and self.max_search_steps < 1:
+            raise ValueError(f"max_search_steps must be at least 1, got {self.max_search_steps}")
+        if self.beam_size < 1:
+            raise ValueError(f"beam_size must be at least 1, got {self.beam_size}")
+        check_inverse_temperature(self.alpha, self.alpha_growth)
+        SoftBeamSettings(self.beam_size, self.alpha, self.normalization)
+
+
+class SoftBeamTrainer(StepwiseTrainer):
+    """Minimises what beam search finds, through its continuous relaxation (thesis, chapters 4 and 5).
+
+    The loss is the expected cost of the relaxed beams (`direct`) or the margin between the best cost-augmented beam and
+    the gold sequence (`hinge`), summed over sequences and divided by the number of target tokens: under the Hamming
+    cost the direct loss is a rate of wrong tokens. Logs `alpha`.
+
+    Evaluation generates, if asked to, with hard beam search over scores normalized as in training.
+
+    Args:
+        cost: see `hf_ebm.objectives.decomposable_costs`; default: Hamming.
+
+    Raises:
+        ValueError: for a beam that is larger than the decoder's vocabulary.
+    """
+
+    def __init__(self, model=None, args=None, cost: DecomposableCost | None = None, **kwargs):
+        super().__init__(model=model, args=args, **kwargs)
+        self.cost = HammingCost() if cost is None else cost
+        vocab_size = len(self.decoder.embedding_weight)
+        if args.beam_size > vocab_size:
+            raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {args.beam_size}")
+
+    def objective(self, model, inputs):
+        args = self.args
+        alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
+        labels = inputs["labels"][:, : args.max_search_steps]
+        start = self.decoder.embed(self.decoder.gold_ids(inputs["labels"])[:, 0])
+        settings = SoftBeamSettings(args.beam_size, alpha, args.normalization, args.checkpoint_steps)
+        hinge = args.loss == "hinge"
+        encoder_inputs = {"model": model, **self.encoder_inputs(inputs)}
+        result = relaxed_beam_search(self.decoder, start, encoder_inputs, labels, self.cost, settings, hinge)
+        if hinge:
+            logits = self.model(**inputs).logits[:, : args.max_search_steps]
+            losses = hinge_loss(result, gold_scores(logits, labels, args.normalization), alpha)
+        else:
+            losses = direct_loss(result, alpha)
+        searched = ((labels != IGNORED).sum(), (inputs["labels"] != IGNORED).sum())
+        logged = {} if args.max_search_steps is None else {"searched_share": searched}
+        return LossTerms(losses.sum(), logged, {"alpha": alpha})
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """Decodes as the model was trained to be decoded, unless told otherwise."""
+        asked = gen_kwargs or getattr(self, "_gen_kwargs", {})
+        asked = {name: value for name, value in asked.items() if value is not None}
+        defaults = {"num_beams": self.args.beam_size}
+        if "custom_generate" not in asked:
+            search = functools.partial(soft_beam_search, alpha=math.inf, normalization=self.args.normalization)
+            defaults["custom_generate"] = search
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **{**defaults, **asked})
