@@ -80,6 +80,7 @@ class SearchAwareTrainer(Seq2SeqTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's sum over the number of tokens."""
+        _check_targets(self.model, inputs)
         terms = self.objective(model, inputs)
         tokens = (inputs["labels"] != IGNORED).sum()
         training = self.model.training
@@ -137,6 +138,23 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         unlabeled = {name: value for name, value in inputs.items() if name != "labels"}
         _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
         return loss, generated, labels
+
+
+def _check_targets(model: PreTrainedModel, inputs: dict) -> None:
+    """Raises `ValueError` that names the row for labels the model cannot predict."""
+    labels = inputs["labels"]
+    if hasattr(model, "check_targets"):  # the recurrent model, whose lengths may have to agree
+        model.check_targets(labels, inputs.get("attention_mask"))
+        return
+    head = model.get_output_embeddings()
+    size = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+    wrong = (labels != IGNORED) & ((labels < 0) | (labels >= size))
+    if bool(wrong.any()):
+        row, position = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels: row {row} has {int(labels[row, position])}, must be from 0 to {size - 1}, or {IGNORED} where "
+            "there is no target"
+        )
 
 
 class StepwiseTrainer(SearchAwareTrainer):

@@ -33,7 +33,7 @@ class HammingCost:
             return torch.ones_like(labels, dtype=torch.float32)
         if len(self.token_weights) != vocab_size:
             raise ValueError(
-                f"token_weights must have one weight for {vocab_size} tokens, got {len(self.token_weights)}"
+                f"token_weights must have one weight for each of {vocab_size} tokens, got {len(self.token_weights)}"
             )
         weights = torch.tensor(self.token_weights, device=labels.device).expand(*labels.shape, -1)
         return weights.scatter(2, labels.clamp_min(0)[..., None], 0.0)

@@ -52,8 +52,9 @@ def empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache | None:
     """A cache for the first step; None for models that make their own."""
     if config.model_type == "hf_ebm_lstm_seq2seq":
         return None
-    decoder_config = config.get_text_config(decoder=True)
-    return EncoderDecoderCache(DynamicCache(config=decoder_config), DynamicCache(config=decoder_config))
+    # Not made from the configuration: T5's counts the encoder's layers there, and a sliding window would cut the cache,
+    # whose length tells the position; the model's mask applies the window all the same.
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
 def state_from_cache(cache, encoder_hidden, attention_mask) -> DecoderState:

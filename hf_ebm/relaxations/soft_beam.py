@@ -104,7 +104,7 @@ def relaxed_beam_search(
 
     def select(logits, scores, costs, step):
         """One recurrence: new scores, costs, input embeddings, soft backpointers, and the hard choices."""
-        successors = scores[:, :, None] + token_scores(logits, settings.normalization).view(rows, -1, vocab_size)
+        successors = scores[:, :, None] + token_scores(logits, settings.normalization).reshape(rows, -1, vocab_size)
         step_costs = cost_of_tokens(all_costs, labels, step, vocab_size)
         if cost_augmented:
             successors = successors + step_costs[:, None]

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 
@@ -30,7 +31,7 @@ class StepwiseDecoder:
 
     Raises:
         ValueError: for a model that isn't an encoder-decoder, or that cannot be decoded on embeddings with a cache
-            (FSMT, ProphetNet, Switch and NLLB-MoE, for example).
+            (FSMT, Switch and NLLB-MoE, for example).
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -50,7 +51,8 @@ class StepwiseDecoder:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Input embeddings of tokens: (...,) -> (..., d), as the decoder applies them."""
-        return nn.functional.embedding(ids, self.embedding_weight) * self.scale
+        embedding = _embedding(self.model)  # the row of padding has no gradient, where the model says so
+        return nn.functional.embedding(ids, embedding.weight, embedding.padding_idx) * self.scale
 
     def expected_embedding(self, token_weights: torch.Tensor) -> torch.Tensor:
         """Mixtures of input embeddings: weights (..., V) -> (..., d)."""
@@ -59,7 +61,13 @@ class StepwiseDecoder:
 
     def gold_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's inputs under teacher forcing, (B, T): labels shifted right as the model itself does it."""
-        return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        # A few families shift inside their forward alone, all by one start token.
+        config = self.model.config
+        start = labels.new_full((len(labels), 1), config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
 
     def begin(self, embeddings: torch.Tensor, *, model: nn.Module | None = None, **encoder_inputs):
         """Encodes, and decodes the first step.
@@ -111,7 +119,7 @@ class StepwiseDecoder:
         if getattr(self.model, "is_activation_checkpointing", False):
             raise ValueError(
                 "gradient checkpointing drops the decoder's cache without saying so: turn it off "
-                "(model.gradient_checkpointing_disable()), and use checkpoint_steps where memory is short"
+                "(model.activation_checkpointing_disable()), and use checkpoint_steps where memory is short"
             )
         if getattr(self.model.get_decoder(), "layerdrop", 0):
             raise ValueError(

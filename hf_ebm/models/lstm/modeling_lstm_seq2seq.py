@@ -148,6 +148,21 @@ class LSTMSeq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
         )
         return output.to_tuple() if return_dict is False else output
 
+    def check_targets(self, labels: Tensor, attention_mask: Tensor | None = None) -> None:
+        """What `forward` checks of labels, for callers that decode step by step and give it none.
+
+        Args:
+            labels: (B, T) target ids, -100 where there is no target.
+            attention_mask: (B, S), 0 at padding of the source.
+
+        Raises:
+            ValueError: naming the row, for a label outside the vocabulary, or with fixed attention for more targets
+                than source positions.
+        """
+        self._check_labels(labels)
+        if self.config.attention == "fixed" and attention_mask is not None:
+            _check_lengths(_target_lengths(labels != _IGNORED), attention_mask.sum(1))
+
     def _check_labels(self, labels: Tensor) -> None:
         wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.decoder_vocab_size))
         if bool(wrong.any()):
@@ -244,8 +259,17 @@ def _check_aligned(embeds, source_states, attention_mask, cache, labels, decoder
             return
         targets = sources.new_full((len(sources),), past + steps)
     else:
-        targets = past + (used * torch.arange(1, steps + 1, device=used.device)).amax(1)
+        targets = past + _target_lengths(used)
         sources = sources if attention_mask is None else attention_mask.sum(1)
+    _check_lengths(targets, sources)
+
+
+def _target_lengths(used: Tensor) -> Tensor:
+    """(B, T) true where there is a target → (B,) the last such position, from 1."""
+    return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1)
+
+
+def _check_lengths(targets: Tensor, sources: Tensor) -> None:
     too_long = targets.to(sources.device) > sources
     if bool(too_long.any()):
         row = int(too_long.nonzero()[0])
