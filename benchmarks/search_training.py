@@ -1,0 +1,163 @@
+"""What search-aware training costs: time of a step against teacher forcing, by beam size, and memory.
+
+1. Scheduled sampling against the same stepwise pass with gold inputs: at most 1.6 times.
+2. Relaxed beam search with k beams against k times one beam: at most 1.3 times.
+3. Peak memory of a relaxed beam step at k = 3, V = 32,000, T = 30, B = 16, with and without `checkpoint_steps`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+from collections.abc import Callable
+
+import torch
+from transformers import BartConfig, BartForConditionalGeneration
+from transformers.utils import logging
+
+from benchmarks.common import describe_machine, print_table, seconds
+from hf_ebm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.objectives.decomposable_costs import HammingCost
+from hf_ebm.objectives.token_losses import cross_entropy_sum
+from hf_ebm.relaxations.soft_argmax import INPUTS
+from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, relaxed_beam_search
+from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
+
+BEAMS = (1, 2, 3, 5)
+
+
+def lstm(vocab_size: int, attention: str = "additive") -> torch.nn.Module:
+    """Hidden 256, bidirectional."""
+    config = LSTMSeq2SeqConfig(
+        vocab_size=vocab_size, embedding_dim=128, decoder_embedding_dim=128, hidden_size=256, attention=attention
+    )
+    return LSTMSeq2SeqForConditionalGeneration(config).train()
+
+
+def bart(vocab_size: int) -> torch.nn.Module:
+    """Three layers of width 256, no dropout."""
+    config = BartConfig(
+        vocab_size=vocab_size, d_model=256, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=1024,
+        decoder_ffn_dim=1024, encoder_attention_heads=4, decoder_attention_heads=4, dropout=0.0,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config).train()
+
+
+# name: (model, vocabulary, batch, steps)
+SHAPES = {
+    "LSTM, V = 43": (lstm, 43, 128, 10),
+    "LSTM, V = 8,000": (lstm, 8_000, 32, 20),
+    "BART 3 x 256, V = 8,000": (bart, 8_000, 16, 20),
+}
+
+
+def batch_of(vocab_size: int, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Random sources and labels without padding."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, vocab_size, (2, rows, length), generator=generator)
+    return {"input_ids": ids[0], "attention_mask": torch.ones_like(ids[0]), "labels": ids[1]}
+
+
+def gold_step(decoder: StepwiseDecoder, batch: dict) -> None:
+    """Forward and backward, step by step on gold inputs."""
+    gold = decoder.embed(decoder.gold_ids(batch["labels"]))
+    logits, state = decoder.begin(gold[:, 0], input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    every = [logits]
+    for step in range(1, gold.shape[1]):
+        logits, state = decoder.step(gold[:, step], state)
+        every.append(logits)
+    cross_entropy_sum(torch.stack(every, 1), batch["labels"]).backward()
+
+
+def scheduled_step(decoder: StepwiseDecoder, batch: dict, inputs: str) -> None:
+    """Forward and backward of scheduled sampling with every input the model's."""
+    use_gold = torch.zeros_like(batch["labels"], dtype=torch.bool)
+    logits = scheduled_sampling_logits(decoder, batch, use_gold, inputs, 1.0)
+    cross_entropy_sum(logits, batch["labels"]).backward()
+
+
+def beam_step(decoder: StepwiseDecoder, batch: dict, settings: SoftBeamSettings) -> None:
+    """Forward and backward of the direct loss."""
+    start = decoder.embed(decoder.gold_ids(batch["labels"])[:, 0])
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    result = relaxed_beam_search(decoder, start, inputs, batch["labels"], HammingCost(), settings)
+    direct_loss(result, settings.alpha).sum().backward()
+
+
+def medians(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each, taken in turns so that a busy moment of the machine meets all of them."""
+    for work in works.values():
+        work()
+    times = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def time_rows(repeats: int):
+    """A row for each shape and program: milliseconds, and the ratio that is bounded."""
+    for name, (make, vocab_size, rows, length) in SHAPES.items():
+        torch.manual_seed(0)
+        decoder, batch = StepwiseDecoder(make(vocab_size)), batch_of(vocab_size, rows, length)
+        works = {"gold": lambda d=decoder, b=batch: gold_step(d, b)}
+        works |= {i: (lambda d=decoder, b=batch, i=i: scheduled_step(d, b, i)) for i in INPUTS}
+        settings = {k: SoftBeamSettings(k, 1.0) for k in BEAMS}
+        works |= {f"k = {k}": (lambda d=decoder, b=batch, s=s: beam_step(d, b, s)) for k, s in settings.items()}
+        found = medians(works, repeats)
+        for program, took in found.items():
+            ratio = took / found["gold"]
+            if program.startswith("k"):
+                k = int(program.split()[-1])
+                yield [
+                    name,
+                    f"relaxed beam, {program}",
+                    1e3 * took,
+                    f"{took / (k * found['k = 1']):.2f} of k x one beam",
+                ]
+            else:
+                yield [name, f"stepwise, {program}", 1e3 * took, f"{ratio:.2f} of gold inputs"]
+
+
+def peak_memory(kind: str, checkpoint_steps: bool, queue) -> None:
+    """Runs one relaxed beam step in this process; puts the growth of its peak resident memory in bytes."""
+    torch.set_num_threads(1)
+    decoder = StepwiseDecoder({"LSTM 256": lstm, "BART 3 x 256": bart}[kind](32_000))
+    batch = batch_of(32_000, 16, 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    beam_step(decoder, batch, SoftBeamSettings(3, 1.0, checkpoint_steps=checkpoint_steps))
+    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def memory_rows():
+    """A row for each model, with and without checkpointing, each in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    for kind in ("LSTM 256", "BART 3 x 256"):
+        for checkpoint_steps in (False, True):
+            queue = context.Queue()
+            process = context.Process(target=peak_memory, args=(kind, checkpoint_steps, queue))
+            process.start()
+            yield [kind, str(checkpoint_steps), queue.get() / 2**30]
+            process.join()
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    print(describe_machine())
+    print("\nForward and backward of one batch:")
+    print_table(["model", "program", "ms", "ratio"], time_rows(arguments.repeats))
+    print("\nPeak memory above the model's, k = 3, V = 32,000, T = 30, B = 16:")
+    print_table(["model", "checkpoint_steps", "GiB"], memory_rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Two processes make the update that one makes, though their batches are decoded in other numbers of steps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.trainers.test_trainers import KINDS
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed")
+    script = ["-m", "tests.trainers.distributed_run", str(folder)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for start in (script, [*launcher, *script]):
+        done = subprocess.run(
+            [sys.executable, *start], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_update_of_two_processes_is_that_of_one(kind, runs):
+    (one_log, one), (two_log, two), (_, other) = (
+        torch.load(runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
+        assert torch.equal(two[name], other[name])
+    for name in ("log_z_mean", "cross_entropy", "alpha"):
+        if name in one_log:
+            assert two_log[name] == pytest.approx(one_log[name], rel=1e-6)
+    assert two_log["loss"] == pytest.approx(one_log["loss"], rel=1e-5)
