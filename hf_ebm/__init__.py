@@ -2,12 +2,14 @@
 
 - `models`: the Transformers models (`EnergyModel`, `LSTMSeq2SeqForConditionalGeneration`).
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
+- `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
 """
 
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
 from hf_ebm.models.lstm import LSTMCache, LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.target import TextEnergy
@@ -24,4 +26,5 @@ __all__ = [
     "LSTMSeq2SeqConfig",
     "LSTMSeq2SeqForConditionalGeneration",
     "TextEnergy",
+    "soft_beam_search",
 ]

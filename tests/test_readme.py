@@ -10,7 +10,7 @@ from hf_ebm.cli.main import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
-OFFLINE = [block for block in PYTHON if "load_embedded" in block]
+OFFLINE = [block for block in PYTHON if "load_embedded" in block or "load_stress" in block]
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
 
 

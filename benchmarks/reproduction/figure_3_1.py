@@ -1,4 +1,7 @@
-"""Thesis figure 3.1: scheduled sampling's objective along a line in parameter space, hard and soft."""
+"""Thesis figure 3.1: scheduled sampling's objective along a line in parameter space, hard and soft.
+
+The line goes from fresh weights (0) through trained ones (1), so that the choices along it change many times.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from transformers import set_seed
 
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from hf_ebm.objectives.token_losses import cross_entropy_sum
@@ -18,7 +22,10 @@ ALPHAS = (1.0, 5.0, 20.0)
 
 @torch.no_grad()
 def objective_along_line(model, batch: dict, direction: list[torch.Tensor], points: torch.Tensor) -> dict:
-    """Mean cross entropy with all inputs the model's, at `weights + point * direction`, by kind of input."""
+    """Mean cross entropy with all inputs the model's, at `weights + point * direction`, by kind of input.
+
+    The model begins at, and is given back with, its weights.
+    """
     decoder = StepwiseDecoder(model)
     kinds = {"hard argmax": ("argmax", 1.0), **{f"soft, α = {a:g}": ("soft_argmax", a) for a in ALPHAS}}
     use_gold = torch.zeros_like(batch["labels"], dtype=torch.bool)
@@ -37,7 +44,7 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
 
 
 def draw(results: Path, quick: bool) -> Path:
-    """Trains a tiny tagger, walks along a random direction, and draws the curves. Returns the image's path."""
+    """Trains a tiny tagger, walks along the line, and draws the curves. Returns the image's path."""
     import tempfile
 
     import matplotlib
@@ -47,19 +54,21 @@ def draw(results: Path, quick: bool) -> Path:
 
     laboratory = Laboratory(Scale(2_000, 200, 4), Path(tempfile.mkdtemp()))
     task = laboratory.task("stress")
-    model = laboratory.model(Recipe("stress", "cross-entropy", 4, 5e-3, bidirectional=False), 1)
+    trained = laboratory.model(Recipe("stress", "cross-entropy", 4, 5e-3, bidirectional=False), 1)
+    set_seed(0)
+    model = task.fresh_model(bidirectional=False).eval()
     rows = [row for row in task.encoded["train"] if len(row["labels"]) == 9][:3]
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
-    generator = torch.Generator().manual_seed(0)
-    direction = [torch.randn(p.shape, generator=generator) * p.std() for p in model.parameters()]
-    points = torch.linspace(-1, 1, 101 if quick else 801)
+    pairs = zip(trained.parameters(), model.parameters(), strict=True)
+    direction = [(end - start).detach() for end, start in pairs]
+    points = torch.linspace(0, 1.2, 201 if quick else 1201)
     curves = objective_along_line(model, batch, direction, points)
     results.mkdir(parents=True, exist_ok=True)
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for name, values in curves.items():
         hard = name.startswith("hard")
         axes.plot(points, values, "." if hard else "-", label=name, markersize=2, color="red" if hard else None)
-    axes.set_xlabel("step along a random direction")
+    axes.set_xlabel("from fresh (0) to trained weights (1)")
     axes.set_ylabel("cross entropy, nats per token")
     axes.legend()
     path = results / "thesis-figure-3.1.png"

@@ -184,12 +184,13 @@ class Task:
 
     def __init__(self, name: str, scale: Scale):
         self.name = name
-        splits = (load_stress if name == "stress" else load_g2p)(max_train=scale.max_train)
+        splits = (load_stress if name == "stress" else load_g2p)()
+        everything = splits["train"]  # for the symbols: a small part may lack a rare one
+        splits["train"] = everything.select(range(scale.max_train))
         for split in ("validation", "test"):
             splits[split] = splits[split].select(range(scale.held_out))
-        train = splits["train"]
         self.texts: DatasetDict = splits
-        self.tokenizer = symbol_tokenizer(train["target"], train["source"], model_max_length=32)
+        self.tokenizer = symbol_tokenizer(everything["target"], everything["source"], model_max_length=32)
         self.encoded = encode_pairs(splits, self.tokenizer)
 
     @cached_property

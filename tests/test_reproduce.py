@@ -1,0 +1,72 @@
+"""The reproduction scripts: what they list, what a report says, and a table run at a tiny size."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reproduce import TABLES
+from benchmarks.reproduction import figure_3_1
+from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
+from benchmarks.reproduction.report import Report
+
+TINY = Scale(32, 12, 1, 1, 2, (1, 2))
+
+
+def test_everything_is_listed():
+    script = Path(__file__).parents[1] / "benchmarks" / "reproduce.py"
+    done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=True)
+    wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "figure-3.1"]
+    assert re.findall(r"^thesis-(\S+)", done.stdout, re.M) == wanted
+
+
+def test_a_report_compares_seed_by_seed(tmp_path):
+    report = Report("name", "title", ["column"])
+    report.add("a", {"column": [3.0, 5.0, 4.0]})
+    report.add("b", {"column": [2.0, 4.5, 3.0]})
+    report.add("c", {"column": [1.0, 9.0, 4.0]})
+    report.finding("a above b", ("a", "column"), ("b", "column"))
+    report.finding("b above a", ("b", "column"), ("a", "column"))
+    report.finding("c above a", ("c", "column"), ("a", "column"))
+    seen, not_seen, unclear = report.findings
+    assert seen.startswith("a above b: seen (+0.83")
+    assert not_seen.startswith("b above a: not seen (-0.83")
+    assert unclear.startswith("c above a: not clear (+0.67")
+    text = report.save(tmp_path, 0.0)
+    assert "| a | 4.00 (1.00) |" in text
+    assert json.loads((tmp_path / "name.json").read_text())["rows"]["c"]["column"] == [1.0, 9.0, 4.0]
+
+
+@pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4"])
+def test_a_table_runs(name, tmp_path):
+    laboratory = Laboratory(TINY, tmp_path)
+    report = Report(name, TABLES[name].title, TABLES[name].columns)
+    TABLES[name].fill(laboratory, report)
+    assert all(set(runs) <= set(report.columns) for runs in report.rows.values())
+    assert all(len(values) == 2 for runs in report.rows.values() for values in runs.values())
+    filled = {column for runs in report.rows.values() for column in runs}
+    assert filled == set(report.columns)
+
+
+def test_the_figure_shows_jumps_of_the_hard_objective_alone(tmp_path):
+    """Between neighbouring points the soft curves move far less than the hard one, for a mild alpha."""
+    figure_3_1.draw(tmp_path, quick=True)
+    assert (tmp_path / "thesis-figure-3.1.png").stat().st_size > 10_000
+    jumps = json.loads((tmp_path / "thesis-figure-3.1.json").read_text())["largest_jump"]
+    assert jumps["hard argmax"] > 3 * jumps["soft, α = 1"]
+
+
+def test_runs_are_kept_and_told_apart(tmp_path):
+    laboratory = Laboratory(TINY, tmp_path)
+    recipe = Recipe("stress", "cross-entropy", 1, 1e-3)
+    first = laboratory.model(recipe, 1)
+    stamp = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    again = Laboratory(TINY, tmp_path).model(recipe, 1)
+    assert stamp == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert all((a == b).all() for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert any(
+        (a != b).any() for a, b in zip(first.parameters(), laboratory.model(recipe, 2).parameters(), strict=True)
+    )
