@@ -13,7 +13,7 @@ from benchmarks.reproduction import figure_3_1
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from benchmarks.reproduction.report import Report
 
-TINY = Scale(32, 12, 1, 1, 2, (1, 2))
+TINY = Scale(32, 80, 1, 1, 2, (1, 2))
 
 
 def test_everything_is_listed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -47,7 +48,8 @@ class SearchAwareTrainer(Seq2SeqTrainer):
 
     The loss is the mean over target tokens, whatever the accumulation, the batch sizes and the number of processes: the
     same update as one large batch. The terms of the objective are logged under their names, averaged over what was
-    trained since the last log. `eval_loss` is the objective itself, and exact over the tokens of the evaluation set.
+    trained since the last log. `eval_loss` is the objective itself, averaged over the tokens of the evaluation set
+    (several processes repeat a few rows where their number doesn't divide that of the rows).
 
     Raises:
         ValueError: for a model that isn't sequence-to-sequence; for `compute_metrics` without `predict_with_generate`.
@@ -136,7 +138,13 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         if prediction_loss_only or not self.args.predict_with_generate:
             return loss, None, None
         unlabeled = {name: value for name, value in inputs.items() if name != "labels"}
-        _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
+        # The stock step fills the model's generation config with defaults, max_length=20 among them, which would be
+        # saved with the model and obeyed.
+        generation_config = copy.deepcopy(self.model.generation_config)
+        try:
+            _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
+        finally:
+            self.model.generation_config = generation_config
         return loss, generated, labels
 
 

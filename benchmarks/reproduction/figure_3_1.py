@@ -1,6 +1,6 @@
 """Thesis figure 3.1: scheduled sampling's objective along a line in parameter space, hard and soft.
 
-The line goes from fresh weights (0) through trained ones (1), so that the choices along it change many times.
+The line goes through a trained tagger in a random direction, each weight's step of the size of its tensor's spread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from transformers import set_seed
 
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from hf_ebm.objectives.token_losses import cross_entropy_sum
@@ -44,7 +43,7 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
 
 
 def draw(results: Path, quick: bool) -> Path:
-    """Trains a tiny tagger, walks along the line, and draws the curves. Returns the image's path."""
+    """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
     import tempfile
 
     import matplotlib
@@ -52,23 +51,21 @@ def draw(results: Path, quick: bool) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    laboratory = Laboratory(Scale(2_000, 200, 4), Path(tempfile.mkdtemp()))
+    laboratory = Laboratory(Scale(4_000 if quick else 20_000, 200), Path(tempfile.mkdtemp()))
     task = laboratory.task("stress")
-    trained = laboratory.model(Recipe("stress", "cross-entropy", 4, 5e-3, bidirectional=False), 1)
-    set_seed(0)
-    model = task.fresh_model(bidirectional=False).eval()
-    rows = [row for row in task.encoded["train"] if len(row["labels"]) == 9][:3]
+    model = laboratory.model(Recipe("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
+    rows = [row for row in task.encoded["train"] if len(row["labels"]) == 11][:4]
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
-    pairs = zip(trained.parameters(), model.parameters(), strict=True)
-    direction = [(end - start).detach() for end, start in pairs]
-    points = torch.linspace(0, 1.2, 201 if quick else 1201)
+    generator = torch.Generator().manual_seed(1)
+    direction = [torch.randn(p.shape, generator=generator) * p.std().detach() for p in model.parameters()]
+    points = torch.linspace(-1, 1, 201 if quick else 2001)
     curves = objective_along_line(model, batch, direction, points)
     results.mkdir(parents=True, exist_ok=True)
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for name, values in curves.items():
         hard = name.startswith("hard")
         axes.plot(points, values, "." if hard else "-", label=name, markersize=2, color="red" if hard else None)
-    axes.set_xlabel("from fresh (0) to trained weights (1)")
+    axes.set_xlabel("step along a random direction from trained weights")
     axes.set_ylabel("cross entropy, nats per token")
     axes.legend()
     path = results / "thesis-figure-3.1.png"

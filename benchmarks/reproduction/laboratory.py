@@ -20,7 +20,7 @@ from datasets import DatasetDict
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, set_seed
 
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
-from hf_ebm.data.metrics import ngram_overlap, tagging_scores, transcription_scores
+from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.decomposable_costs import HammingCost
@@ -222,9 +222,7 @@ class Task:
     def metrics(self, predictions: list[str], texts) -> dict:
         """Of all predictions of a split."""
         if self.name == "stress":
-            # Consonants have the label "-" and nothing to decide: vowels alone are scored.
-            pairs = [_vowels(p, r) for p, r in zip(predictions, texts["target"], strict=True)]
-            scores = tagging_scores([p for p, _ in pairs], [r for _, r in pairs], default_label=DEFAULT_LABEL)
+            scores = stress_scores(predictions, list(texts["target"]))
             return {name: 100 * value for name, value in scores.items()}
         references = list(texts["references"])
         scores = transcription_scores(predictions, references)
@@ -239,14 +237,6 @@ class Task:
 
 
 LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
-
-
-def _vowels(prediction: str, reference: str) -> tuple[str, str]:
-    """Both texts at the vowels of the reference; a missing prediction is a consonant's label."""
-    predicted, expected = prediction.split(), reference.split()
-    predicted += ["-"] * (len(expected) - len(predicted))
-    kept = [at for at, label in enumerate(expected) if label != "-"]
-    return " ".join(predicted[at] for at in kept), " ".join(expected[at] for at in kept)
 
 
 def _digest(*parts) -> str:

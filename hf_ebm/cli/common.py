@@ -37,7 +37,9 @@ class ModelArguments:
 
 def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
     """Arguments of a command as instances of its dataclasses."""
-    parser = HfArgumentParser(dataclasses, prog=f"hf-ebm {command}", description=description)
+    prog = f"hf-ebm {command}"
+    # The options one by one would hide the message below them.
+    parser = HfArgumentParser(dataclasses, prog=prog, usage=f"{prog} [options]", description=description)
     return parser.parse_args_into_dataclasses(argv)
 
 
@@ -50,7 +52,7 @@ def load_model(arguments: ModelArguments, local_rank: int = 0):
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from error
     options = {"dtype": dtype[arguments.dtype]} | ({"energy": arguments.energy} if arguments.energy else {})
     if arguments.model == EMBEDDED:
         model, tokenizer = load_embedded(**options)
@@ -60,13 +62,14 @@ def load_model(arguments: ModelArguments, local_rank: int = 0):
         model = EnergyModel.from_pretrained(arguments.model, **options, **where)
         tokenizer = own_tokenizer(arguments.model, **where)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"model {arguments.model!r} cannot be loaded: {_first_line(error)}") from error
+        raise ValueError(f"model {arguments.model!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
     return model.to(device).eval(), tokenizer
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An error's message, as far as it fits on a line."""
     return str(error).strip().split("\n")[0]
 
 

@@ -8,6 +8,7 @@ COMMANDS = {
     "sample": "draw sequences from a masked language model, or fill the masks of texts",
     "score": "energies and pseudo-perplexities of texts",
     "rerank": "rerank n-best lists",
+    "train": "train a sequence-to-sequence model with a search-aware objective",
 }
 
 
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
         logging.disable_progress_bar()
     try:
         import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # what is missing to import is an extra of the package
         _fail(" ".join(str(error).split()))
 
 

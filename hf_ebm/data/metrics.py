@@ -6,6 +6,7 @@ sacrebleu gives them. All raise `ValueError` for empty lists, lists of unequal l
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,23 @@ def tagging_scores(
         "macro_f1": sum(f1) / len(f1) if f1 else math.nan,
         "sequence_accuracy": _share(labels == truth for labels, truth in zip(predicted, expected, strict=True)),
     }
+
+
+def stress_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """`tagging_scores` of stress at the vowels of the references, with "0", the commonest label there, as the default.
+
+    Consonants have the label "-" and nothing to decide. A label that a prediction lacks is wrong.
+    """
+    predicted, expected = _split_pairs(predictions, references)
+    pairs = [
+        [(label, truth) for label, truth in itertools.zip_longest(labels[: len(truths)], truths, fillvalue="-")]
+        for labels, truths in zip(predicted, expected, strict=True)
+    ]
+    vowels = [[pair for pair in row if pair[1] != "-"] for row in pairs]
+    texts = [[" ".join(symbols) for symbols in zip(*row, strict=True)] for row in vowels]
+    if not all(texts):
+        raise ValueError(f"references must hold a vowel each, got none in row {texts.index([])}")
+    return tagging_scores([text[0] for text in texts], [text[1] for text in texts], default_label="0")
 
 
 def transcription_scores(

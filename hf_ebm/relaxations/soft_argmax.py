@@ -47,8 +47,8 @@ def token_weights(
 def gumbel_noise(like: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Independent Gumbel(0, 1) noise of the shape and dtype of `like`, without a gradient.
 
-    `-log(-log u)`, which is three times faster on a CPU than drawing exponential variables. u is below 1 by construction
-    and kept above 0.
+    `-log(-log u)`, which is three times faster on a CPU than drawing exponential variables. u is below 1 as drawn and
+    kept above 0.
     """
     uniform = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     return uniform.clamp_min_(torch.finfo(like.dtype).tiny).log_().neg_().log_().neg_()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hf_ebm.data.metrics import ngram_overlap, tagging_scores, transcription_scores
+from hf_ebm.data.metrics import ngram_overlap, stress_scores, tagging_scores, transcription_scores
 
 
 def test_tagging_scores():
@@ -80,3 +80,12 @@ def test_without_the_packages_the_error_says_what_to_install(monkeypatch):
         with pytest.raises(ImportError, match=r"hf_ebm\[metrics\]"):
             score(["a"], ["a"])
     assert tagging_scores(["a"], ["a"])["accuracy"] == 1
+
+
+def test_stress_is_scored_at_vowels():
+    references = ["- 1 - 0", "0 1", "1 - 2 0"]
+    found = stress_scores(["- 1 - 1", "0 1 - -", "1"], references)  # right, wrong; right, right; right, missing twice
+    assert found["accuracy"] == pytest.approx(4 / 7)
+    assert found["sequence_accuracy"] == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="a vowel each, got none in row 1"):
+        stress_scores(["1", "-"], ["1", "-"])

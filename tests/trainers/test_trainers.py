@@ -222,6 +222,7 @@ def test_generation_metrics_with_the_objective_as_the_loss(tmp_path):
     assert seen["shapes"][0][0] == seen["shapes"][1][0] == 5
     greedy = trainer.predict(rows(5, 9), num_beams=1, custom_generate=None).predictions
     assert greedy.shape[0] == 5
+    assert trainer.model.generation_config.max_length is None  # the stock step would leave 20 there, to be saved
 
 
 @pytest.mark.parametrize("kind", ["scheduled sampling", "soft beam"])
