@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a reduced version of it, in under three minutes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
-        "--work_dir", type=Path, default=RESULTS / "work", help="keeps trained models, which tables share"
+        "--work_dir",
+        type=Path,
+        default=RESULTS / "work",
+        help="keeps trained models, which tables share; delete it when code or data change",
     )
     arguments = parser.parse_args()
     if arguments.list:
@@ -92,13 +94,13 @@ def main() -> None:
     results = RESULTS / "quick" if arguments.quick else RESULTS
     laboratory = Laboratory(QUICK if arguments.quick else Scale(), arguments.work_dir)
     for name in arguments.names:
-        started = time.perf_counter()
+        laboratory.used.clear()
         if name in FIGURES:
             print(f"{name}: {FIGURES[name][1](results, arguments.quick)}")
             continue
         report = Report(name, TABLES[name].title, TABLES[name].columns)
         TABLES[name].fill(laboratory, report)
-        print(report.save(results, started))
+        print(report.save(results, sum(laboratory.used.values())))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,11 @@ class ScheduledSamplingConfig(SearchAwareConfig):
         check_inverse_temperature(self.alpha, self.alpha_growth)
         check_teacher_forcing(self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability)
 
+    @property
+    def depends_on_epoch(self) -> bool:
+        """Whether the objective changes from epoch to epoch."""
+        return self.teacher_forcing_schedule != "always" or self.alpha_growth != 1
+
 
 class ScheduledSamplingTrainer(StepwiseTrainer):
     """Cross entropy at every token, with the decoder's inputs gold or its own by a coin for each token.
@@ -63,9 +68,16 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
     is the same run. Evaluation is teacher-forced: `eval_loss` is the cross entropy, comparable between epochs and runs.
     """
 
+    config_class = ScheduledSamplingConfig
+
     def __init__(self, model=None, args=None, **kwargs):
         super().__init__(model=model, args=args, **kwargs)
         self._batches_seen = (-1, 0)  # global step, batches of it so far
+
+    def train(self, *args, **kwargs):
+        """The Trainer's, with the same coins and noise each time."""
+        self._batches_seen = (-1, 0)
+        return super().train(*args, **kwargs)
 
     def objective(self, model, inputs):
         if not self.model.training:
@@ -76,7 +88,7 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             args.teacher_forcing_schedule,
             decay_strength=args.decay_strength,
             probability=args.teacher_forcing_probability,
-            num_epochs=int(args.num_train_epochs),
+            num_epochs=self.state.num_train_epochs,
         )
         alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
         generator = self._generator(labels.device)

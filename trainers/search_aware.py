@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers.trainer_utils import has_length
 
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
@@ -47,17 +49,24 @@ class SearchAwareTrainer(Seq2SeqTrainer):
     """Base of the sequence-to-sequence trainers: subclasses give `objective`.
 
     The loss is the mean over target tokens, whatever the accumulation, the batch sizes and the number of processes: the
-    same update as one large batch. The terms of the objective are logged under their names, averaged over what was
-    trained since the last log. `eval_loss` is the objective itself, averaged over the tokens of the evaluation set
-    (several processes repeat a few rows where their number doesn't divide that of the rows).
+    same update as one large batch (of several processes with `average_tokens_across_devices`, the default). The terms
+    of the objective are logged under their names, averaged over what was trained since the last log. `eval_loss` is the
+    objective itself, averaged over the tokens of the evaluation set (several processes repeat a few rows where their
+    number doesn't divide that of the rows).
 
     Raises:
-        ValueError: for a model that isn't sequence-to-sequence; for `compute_metrics` without `predict_with_generate`.
+        ValueError: for a model that isn't sequence-to-sequence; arguments that aren't those of the trainer; a
+            `compute_loss_func`; `compute_metrics` without `predict_with_generate`.
     """
 
+    config_class = SearchAwareConfig
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
 
     def __init__(self, model=None, args=None, **kwargs):
+        if not isinstance(args, self.config_class):
+            raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
         if isinstance(model, PreTrainedModel) and not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
@@ -69,7 +78,7 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         # take the number: the losses here are sums that are divided by it.
         self.model_accepts_loss_kwargs = True
         self._sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
-        self._constants: dict[str, float] = {}
+        self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
 
     def objective(self, model: torch.nn.Module, inputs: dict) -> LossTerms:
         """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`."""
@@ -77,17 +86,27 @@ class SearchAwareTrainer(Seq2SeqTrainer):
 
     @property
     def epoch_index(self) -> int:
-        """The current epoch, from 0."""
-        return int((self.state.epoch or 0.0) + 1e-6)
+        """The epoch being trained, from 0; in evaluation the one that was trained last."""
+        epoch = self.state.epoch or 0.0
+        if self.model.training:
+            return int(epoch + 1e-6)
+        return max(0, math.ceil(epoch - 1e-6) - 1)
+
+    def train(self, *args, **kwargs):
+        """The Trainer's; nothing is left over from a run before."""
+        self._sums[True] = {}
+        return super().train(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's sum over the number of tokens."""
+        if "labels" not in inputs:
+            raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
         _check_targets(self.model, inputs)
         terms = self.objective(model, inputs)
         tokens = (inputs["labels"] != IGNORED).sum()
         training = self.model.training
         self._add(training, {"loss": (terms.loss, tokens), **terms.logged})
-        self._constants = terms.constants if training else self._constants
+        self._constants[training] = terms.constants
         loss = terms.loss / (tokens if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
@@ -117,14 +136,14 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         if "loss" in logs and self._sums[True]:
             averages = self._averages(training=True)
             averages.pop("loss")
-            logs = {**logs, **averages, **self._constants}
+            logs = {**logs, **averages, **self._constants[True]}
         super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
         """The Trainer's loop; losses are averaged over tokens, not over batches."""
         self._sums[False] = {}
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        averages = self._averages(training=False) if self._sums[False] else {}
+        averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in averages.items()})
         return output
 
@@ -137,7 +156,8 @@ class SearchAwareTrainer(Seq2SeqTrainer):
                 loss = self.compute_loss(model, inputs).detach()
         if prediction_loss_only or not self.args.predict_with_generate:
             return loss, None, None
-        unlabeled = {name: value for name, value in inputs.items() if name != "labels"}
+        # What a collator makes of labels would be a prompt that gives them away.
+        unlabeled = inputs if labels is None else StepwiseTrainer.encoder_inputs(inputs)
         # The stock step fills the model's generation config with defaults, max_length=20 among them, which would be
         # saved with the model and obeyed.
         generation_config = copy.deepcopy(self.model.generation_config)
@@ -180,12 +200,31 @@ class StepwiseTrainer(SearchAwareTrainer):
                 "which this trainer decodes; SoftBeamConfig has checkpoint_steps to save memory"
             )
         super().__init__(model=model, args=args, **kwargs)
-        self.decoder = StepwiseDecoder(self.accelerator.unwrap_model(self.model))
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"one process must have one GPU, got {args.n_gpu}: caches cannot be gathered; start a process for each "
+                "with accelerate launch or torchrun"
+            )
+        if self.train_dataset is not None and not has_length(self.train_dataset) and args.depends_on_epoch:
+            raise ValueError(
+                "train_dataset must have a length, got a stream, which has no epochs, with schedules that change by "
+                "epoch; set alpha_growth=1 and, for scheduled sampling, teacher_forcing_schedule='always'"
+            )
+        self._decoder = StepwiseDecoder(self.accelerator.unwrap_model(self.model))
+
+    @property
+    def decoder(self) -> StepwiseDecoder:
+        """The decoder of the present model, which `model_init` may have replaced."""
+        model = self.accelerator.unwrap_model(self.model)
+        if self._decoder.model is not model:
+            self._decoder = StepwiseDecoder(model)
+        return self._decoder
 
     @staticmethod
     def encoder_inputs(inputs: dict) -> dict:
-        """A batch without what collators make of its labels."""
-        return {name: value for name, value in inputs.items() if name not in ("labels", "decoder_input_ids")}
+        """A batch without its labels and what collators make of them."""
+        made = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
+        return {name: value for name, value in inputs.items() if name not in made}
 
 
 class CrossEntropyTrainer(SearchAwareTrainer):

@@ -33,6 +33,8 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
     Logs `cross_entropy`, `log_z_mean` and `log_z_variance`, in nats, in training and in evaluation.
     """
 
+    config_class = SelfNormalizedConfig
+
     def objective(self, model, inputs):
         labels = inputs["labels"]
         logits = model(**inputs).logits

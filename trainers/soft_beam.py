@@ -59,13 +59,19 @@ class SoftBeamConfig(SearchAwareConfig):
         check_inverse_temperature(self.alpha, self.alpha_growth)
         SoftBeamSettings(self.beam_size, self.alpha, self.normalization)
 
+    @property
+    def depends_on_epoch(self) -> bool:
+        """Whether the objective changes from epoch to epoch."""
+        return self.alpha_growth != 1
+
 
 class SoftBeamTrainer(StepwiseTrainer):
     """Minimises what beam search finds, through its continuous relaxation (thesis, chapters 4 and 5).
 
     The loss is the expected cost of the relaxed beams (`direct`) or the margin between the best cost-augmented beam and
     the gold sequence (`hinge`), summed over sequences and divided by the number of target tokens: under the Hamming
-    cost the direct loss is a rate of wrong tokens. Logs `alpha`.
+    cost the direct loss is a rate of wrong tokens. Logs `alpha`, in evaluation as `eval_alpha`: that of the epoch
+    trained last, so that losses of different epochs are comparable only if alpha is constant.
 
     Evaluation generates, if asked to, with hard beam search over scores normalized as in training.
 
@@ -75,6 +81,8 @@ class SoftBeamTrainer(StepwiseTrainer):
     Raises:
         ValueError: for a beam that is larger than the decoder's vocabulary.
     """
+
+    config_class = SoftBeamConfig
 
     def __init__(self, model=None, args=None, cost: DecomposableCost | None = None, **kwargs):
         super().__init__(model=model, args=args, **kwargs)
@@ -109,4 +117,6 @@ class SoftBeamTrainer(StepwiseTrainer):
         if "custom_generate" not in asked:
             search = functools.partial(soft_beam_search, alpha=math.inf, normalization=self.args.normalization)
             defaults["custom_generate"] = search
+        elif asked["custom_generate"] is soft_beam_search:
+            defaults["normalization"] = self.args.normalization
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **{**defaults, **asked})

@@ -31,6 +31,11 @@ def soft_beam(laboratory: Laboratory, start: Recipe, **options) -> Recipe:
     )  # fmt: skip
 
 
+def trained_on(laboratory: Laboratory, start: Recipe) -> Recipe:
+    """The start's own objective for as many more epochs as a search gets: what of its gain is only more training."""
+    return start.then(start.objective, laboratory.scale.search_epochs, SEARCH_LEARNING_RATE, **dict(start.options))
+
+
 def final_alpha(laboratory: Laboratory, recipe: Recipe) -> float:
     """α of the last epoch, with which soft beam search decodes."""
     options = dict(recipe.options)
@@ -52,12 +57,14 @@ def _decodings(laboratory: Laboratory, recipe: Recipe, metric: str) -> dict[str,
 def _fill(laboratory: Laboratory, report: Report, metric: str, weight: float, bidirectional: bool) -> None:
     start = cross_entropy(laboratory, "stress", bidirectional)
     report.add("Baseline CE", _decodings(laboratory, start, metric))
+    report.add("Baseline CE, trained on", _decodings(laboratory, trained_on(laboratory, start), metric))
     for row, options in OBJECTIVES.items():
         recipe = replace(soft_beam(laboratory, start, **options), default_label_weight=weight)
         report.add(row, _decodings(laboratory, recipe, metric))
     direct, hinge = "direct loss, annealed α", "hinge, annealed α"
     for kind in ("hard beam test", "soft beam test"):
         report.finding(f"{kind}: direct loss above CE", (direct, kind), ("Baseline CE", kind))
+        report.finding(f"{kind}: direct loss above CE trained on", (direct, kind), ("Baseline CE, trained on", kind))
         report.finding(f"{kind}: annealed α above α = 1, direct", (direct, kind), ("direct loss, α = 1", kind))
         report.finding(f"{kind}: annealed α above α = 1, hinge", (hinge, kind), ("hinge, α = 1", kind))
         report.finding(f"{kind}: direct loss above hinge", (direct, kind), (hinge, kind))

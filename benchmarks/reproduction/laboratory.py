@@ -94,10 +94,11 @@ class Decoding:
 
 @dataclass
 class Laboratory:
-    """Makes and keeps runs."""
+    """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
 
     scale: Scale
     folder: Path
+    used: dict[str, float] = field(default_factory=dict)  # seconds that each model in use took to train
     _data: dict = field(default_factory=dict)
 
     def model(self, recipe: Recipe, seed: int) -> PreTrainedModel:
@@ -105,6 +106,9 @@ class Laboratory:
         target = self.folder / _digest(recipe, seed, self.scale)
         if not (target / "config.json").exists():
             self._train(recipe, seed, target)
+        self.used[target.name] = next(
+            log["train_runtime"] for log in json.loads((target / "logs.json").read_text()) if "train_runtime" in log
+        )
         return AutoModelForSeq2SeqLM.from_pretrained(target).eval()
 
     def training_logs(self, recipe: Recipe, seed: int) -> list[dict]:
@@ -113,11 +117,11 @@ class Laboratory:
         return json.loads((self.folder / _digest(recipe, seed, self.scale) / "logs.json").read_text())
 
     def scores(self, recipe: Recipe, seed: int, split: str, decoding: Decoding) -> dict:
-        """Metrics of a split, per cent where they are shares; `by_length` holds BLEU by source length."""
+        """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
         key = _digest(recipe, seed, self.scale, split, asdict(decoding))
         path = self.folder / "scores" / f"{key}.json"
+        model = self.model(recipe, seed)
         if not path.exists():
-            model = self.model(recipe, seed)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self._evaluate(model, recipe.task, split, decoding)))
         return json.loads(path.read_text())

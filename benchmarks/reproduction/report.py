@@ -36,16 +36,17 @@ class Report:
     def finding(self, claim: str, better: tuple[str, str], worse: tuple[str, str]) -> None:
         """Records whether a claim of the paper, that one cell is larger than another, was seen.
 
-        Compared seed by seed: the runs of one seed share their data and, where they have one, their start.
+        Compared seed by seed: the runs of one seed share their data and, where they have one, their start. A mean
+        gain of less than two of its standard errors, either way, is not clear.
         """
         first, second = (self.rows[row][column] for row, column in (better, worse))
         gains = [a - b for a, b in zip(first, second, strict=True)]
         mean, wins = statistics.fmean(gains), sum(gain > 0 for gain in gains)
         spread = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
-        if mean > 0 and wins == len(gains):
-            verdict = "seen"
+        if len(gains) < 3:
+            verdict = "too few seeds to say"
         else:
-            verdict = "not clear" if abs(mean) < 2 * spread else "seen on average" if mean > 0 else "not seen"
+            verdict = "not clear" if abs(mean) < 2 * spread else "seen" if mean > 0 else "not seen"
         self.findings.append(
             f"{claim}: {verdict} ({mean:+.2f} ± {spread:.2f} standard error, better in {wins} of {len(gains)} seeds)"
         )
@@ -60,14 +61,13 @@ class Report:
         lines += ["", *(f"{note}\n" for note in self.notes)]
         if self.findings:
             lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
-        lines += [f"Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes.", ""]
+        lines += [f"Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes of training.", ""]
         return "\n".join(lines)
 
-    def save(self, folder: Path, started: float) -> str:
-        """Writes `NAME.md` and `NAME.json`; returns the Markdown."""
+    def save(self, folder: Path, seconds: float) -> str:
+        """Writes `NAME.md` and `NAME.json`; returns the Markdown. `seconds` is what its models took to train."""
         folder.mkdir(parents=True, exist_ok=True)
         command = "python benchmarks/reproduce.py " + " ".join(sys.argv[1:])
-        seconds = time.perf_counter() - started
         text = self.markdown(command, seconds)
         (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         raw = {

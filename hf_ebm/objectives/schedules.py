@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+LARGEST_ALPHA = 1e6
 TEACHER_FORCING_SCHEDULES = ("inverse_sigmoid", "linear", "constant", "always")
 
 
@@ -52,11 +53,14 @@ def check_teacher_forcing(schedule: str, decay_strength: float, probability: flo
 def inverse_temperature(epoch: int, alpha: float, growth: float) -> float:
     """`alpha * growth ** epoch`: constant for growth 1, annealed towards the hard choice for growth above 1.
 
+    At most `LARGEST_ALPHA`, where the choice is hard for all practical purposes and float32 doesn't overflow.
+
     Raises:
         ValueError: unless both are finite and above 0.
     """
     check_inverse_temperature(alpha, growth)
-    return alpha * growth**epoch
+    exponent = math.log(alpha) + epoch * math.log(growth)
+    return math.exp(min(exponent, math.log(LARGEST_ALPHA)))
 
 
 def check_inverse_temperature(alpha: float, growth: float) -> None:

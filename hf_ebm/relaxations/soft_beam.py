@@ -91,9 +91,12 @@ def relaxed_beam_search(
         cost_augmented: add the cost of each successor to its score (for the hinge).
 
     Raises:
-        ValueError: if there are more beams than tokens, or the cost has a wrong shape.
+        ValueError: if there are more beams than tokens, the cost has a wrong shape, or labels go on after -100.
     """
     active = labels != IGNORED
+    if bool((active[:, 1:] & ~active[:, :-1]).any()):
+        row = int((active[:, 1:] & ~active[:, :-1]).any(1).nonzero()[0])
+        raise ValueError(f"labels: row {row} has {IGNORED} before its end; rows must be padded on the right")
     beams, rows = settings.num_beams, len(labels)
     logits, state = decoder.begin(start_embeddings, **encoder_inputs)
     vocab_size = logits.shape[-1]
@@ -109,8 +112,9 @@ def relaxed_beam_search(
         if cost_augmented:
             successors = successors + step_costs[:, None]
         chosen = soft_top_k(successors, beams, settings.alpha)
-        new_costs = torch.bmm(chosen.beam_weights, costs[:, :, None])[..., 0]
-        new_costs = new_costs + torch.bmm(chosen.token_weights, step_costs[:, :, None])[..., 0]
+        with torch.autocast(costs.device.type, enabled=False):  # half precision would blur the costs of all steps
+            new_costs = torch.bmm(chosen.beam_weights, costs[:, :, None])[..., 0]
+            new_costs = new_costs + torch.bmm(chosen.token_weights, step_costs[:, :, None])[..., 0]
         keep = active[:, step, None]
         new_scores = torch.where(keep, chosen.scores, scores)
         new_costs = torch.where(keep, new_costs, costs)

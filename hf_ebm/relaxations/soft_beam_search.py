@@ -66,13 +66,12 @@ def soft_beam_search(
         successors = (hypotheses.scores[..., None] + scores.unflatten(0, (-1, settings.num_beams))).clamp_min(
             _FORBIDDEN
         )
-        last = hypotheses.running.shape[-1] + 1 >= generation_config.max_length
-        hypotheses.finish(successors, last)
-        if last:
+        going_on = hypotheses.finish(successors, stopping_criteria)
+        if going_on is None:
             break
-        chosen = soft_top_k(hypotheses.without_ends(successors), settings.num_beams, alpha)
+        chosen = soft_top_k(going_on, settings.num_beams, alpha)
         hypotheses.extend(chosen)
-        if hypotheses.all_closed() or bool(stopping_criteria(hypotheses.flat, None).all()):
+        if hypotheses.all_closed():
             break
         embeddings = decoder.expected_embedding(chosen.token_weights)
         logits, state = decoder.step(embeddings.flatten(0, 1), state.mix(chosen.beam_weights))
@@ -103,27 +102,33 @@ class _Hypotheses:
     def flat(self) -> torch.Tensor:
         return self.running.flatten(0, 1)
 
-    def finish(self, successors: torch.Tensor, last: bool) -> None:
-        """Takes in the successors that end: end tokens among the k best, or at the last step all of these."""
+    def finish(self, successors: torch.Tensor, stopping_criteria: StoppingCriteriaList) -> torch.Tensor | None:
+        """Takes in those of the k best successors that end, by an end token or another criterion.
+
+        Returns the successors with the ended ones forbidden, or None if all of the k best have ended for another reason
+        than an end token (the maximum length, say).
+        """
         beams, vocab_size = self.settings.num_beams, successors.shape[-1]
         best, indices = successors.flatten(1).topk(beams)
         tokens = indices % vocab_size
         ending = torch.isin(tokens, torch.tensor(self.ends, device=tokens.device, dtype=tokens.dtype))
         candidates = self._extended(indices // vocab_size, tokens)
+        stopped = stopping_criteria(candidates.flatten(0, 1), None).view_as(ending) & ~ending
         length = candidates.shape[-1] - self.prompt_length
         scores = best / length**self.config.length_penalty
-        scores = scores.masked_fill(~(ending | last) | ~self.open[:, None], -torch.inf)
+        scores = scores.masked_fill(~(ending | stopped) | ~self.open[:, None], -torch.inf)
         padding = (0, candidates.shape[-1] - self.finished.shape[-1])
         finished = torch.nn.functional.pad(self.finished, padding, value=self.pad)
         pool, pool_scores = torch.cat([finished, candidates], 1), torch.cat([self.finished_scores, scores], 1)
         self.finished_scores, kept = pool_scores.topk(beams)
         self.finished = pool.gather(1, kept[..., None].expand(-1, -1, pool.shape[-1]))
-
-    def without_ends(self, successors: torch.Tensor) -> torch.Tensor:
-        """The successors with the end tokens forbidden: the beams go on with the others."""
-        if not self.ends:
-            return successors
-        return successors.index_fill(-1, torch.tensor(self.ends, device=successors.device), _FORBIDDEN)
+        if bool((stopped | ending).all()) and (bool(stopped.any()) or candidates.shape[-1] >= self.config.max_length):
+            return None
+        if self.ends:
+            ends = torch.tensor(self.ends, device=successors.device)
+            successors = successors.index_fill(-1, ends, _FORBIDDEN)
+        kept_scores = best.masked_fill(ending | stopped, _FORBIDDEN)
+        return successors.flatten(1).scatter(1, indices, kept_scores).view_as(successors)
 
     def extend(self, chosen) -> None:
         self.scores = chosen.scores
@@ -139,7 +144,9 @@ class _Hypotheses:
         if self.config.early_stopping is not True:
             if self.settings.normalization == "global":
                 return False
-            reach = (self.running.shape[-1] - self.prompt_length) ** self.config.length_penalty
+            never, penalty = self.config.early_stopping == "never", self.config.length_penalty
+            end = self.config.max_length if never and penalty > 0 else self.running.shape[-1]
+            reach = (end - self.prompt_length) ** penalty
             full = full & (self.scores[:, 0] / reach <= self.finished_scores[:, -1])
         self.open = self.open & ~full
         return not bool(self.open.any())

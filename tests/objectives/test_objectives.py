@@ -31,8 +31,9 @@ def test_other_schedules():
 
 
 def test_inverse_temperature():
-    assert [inverse_temperature(e, 2.0, 1.0) for e in range(3)] == [2, 2, 2]
+    assert [inverse_temperature(e, 2.0, 1.0) for e in range(3)] == pytest.approx([2, 2, 2])
     assert [inverse_temperature(e, 1.0, 1.5) for e in range(3)] == pytest.approx([1, 1.5, 2.25])
+    assert inverse_temperature(5000, 1.0, 1.6) == pytest.approx(1e6)  # would overflow float32, then float64
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,21 @@ def test_costs_by_token_and_by_position():
 
 
 @torch.no_grad()
+def test_costs_keep_their_precision_under_autocast():
+    """Hard choices: the cost of each beam is a whole number, also past what half precision can tell apart."""
+    model = tiny_seq2seq("lstm additive").float()
+    generator = torch.Generator().manual_seed(0)
+    batch = {"input_ids": torch.randint(4, 28, (2, 6), generator=generator)}
+    batch |= {"attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    batch |= {"labels": torch.randint(4, 28, (2, 300), generator=generator)}
+    decoder = StepwiseDecoder(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        costs = search(model, batch, SoftBeamSettings(2, 1e6), decoder=decoder).costs
+    assert float(costs.min()) > 257
+    assert float((costs - costs.round()).abs().max()) < 0.05
+
+
+@torch.no_grad()
 def test_refusals():
     model, batch = tiny_seq2seq("lstm additive"), seq2seq_batch("lstm additive")
     with pytest.raises(ValueError, match="num_beams must be at most the vocabulary of 37 tokens, got 38"):
@@ -165,6 +180,10 @@ def test_refusals():
         search(model, batch, cost=lambda labels, size: torch.ones(3))
     with pytest.raises(ValueError, match="cost must return finite numbers"):
         search(model, batch, cost=lambda labels, size: torch.full(labels.shape, math.inf))
+    gap = {**batch, "labels": batch["labels"].clone()}
+    gap["labels"][1, 0] = -100
+    with pytest.raises(ValueError, match="labels: row 1 has -100 before its end"):
+        search(model, gap)
     for settings, message in (
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"alpha": 0.0}, "alpha must be above 0, got 0.0"),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from tests.seq2seq_families import FAMILIES, seq2seq_batch, tiny_seq2seq
@@ -33,7 +34,7 @@ def test_tends_to_the_stock_beam_search(family, alpha):
 
 
 @pytest.mark.parametrize("penalty", [-1.0, 0.5, 2.0])
-@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("family", ["lstm additive", "bart", "t5"])
 def test_ends_and_length_penalties_as_in_the_stock_beam_search(family, penalty, early_stopping):
     """With an end token that is likely: hypotheses end at every step."""
@@ -80,6 +81,36 @@ def test_global_scores_are_sums_of_logits():
         score = logits.gather(1, ids[0, 1:, None]).sum()
         assert int(ids[0, -1]) == model.config.eos_token_id
         assert float(out.sequences_scores[row]) == pytest.approx(float(score), abs=1e-4)
+
+
+class _At(StoppingCriteria):
+    """Stops a hypothesis that has reached a length, or one that ends in a token."""
+
+    def __init__(self, length=None, token=None):
+        self.length, self.token = length, token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if self.length is not None:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize("criterion", [_At(length=4), _At(token=9), _At(token=20)])
+def test_stopping_criteria_as_in_the_stock_beam_search(criterion):
+    model, batch = tiny_seq2seq("bart"), seq2seq_batch("bart")
+    settings = dict(num_beams=3, length_penalty=0.0, stopping_criteria=[criterion])
+    stock = generate(model, batch, output_scores=True, **settings)
+    ours = generate(model, batch, custom_generate=soft_beam_search, alpha=math.inf, **settings)
+    width = max(stock.sequences.shape[1], ours.sequences.shape[1])
+    padded = [torch.nn.functional.pad(s, (0, width - s.shape[1]), value=1) for s in (stock.sequences, ours.sequences)]
+    assert torch.equal(*padded)
+    torch.testing.assert_close(ours.sequences_scores.float(), stock.sequences_scores.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_half_precision_weights():
+    model, batch = tiny_seq2seq("bart").half(), seq2seq_batch("bart")
+    out = generate(model, batch, num_beams=3, custom_generate=soft_beam_search)
+    assert bool(out.sequences_scores.isfinite().all())
 
 
 def test_a_small_alpha_decodes_differently():

@@ -88,6 +88,13 @@ def test_dropout_differs_from_call_to_call_and_is_off_in_evaluation():
     assert torch.equal(stepwise_logits(decoder, batch), stepwise_logits(decoder, batch))
 
 
+def test_calibration_leaves_the_mode_of_every_part():
+    model = tiny_seq2seq("bart").train()
+    model.get_encoder().eval()
+    StepwiseDecoder(model)
+    assert model.training and not model.get_encoder().training and model.get_decoder().training
+
+
 def test_autocast_keeps_logits_in_single_precision():
     model = tiny_seq2seq("bart").float()
     decoder, batch = StepwiseDecoder(model), seq2seq_batch("bart")

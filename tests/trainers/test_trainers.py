@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, set_seed
 
 from hf_ebm.objectives.decomposable_costs import HammingCost
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, gold_scores, hinge_loss, relaxed_beam_search
+from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers import (
     CrossEntropyTrainer,
@@ -225,6 +226,86 @@ def test_generation_metrics_with_the_objective_as_the_loss(tmp_path):
     assert trainer.model.generation_config.max_length is None  # the stock step would leave 20 there, to be saved
 
 
+@pytest.mark.parametrize("kind", ["cross-entropy", "soft beam"])
+def test_generation_does_not_see_the_gold_that_a_collator_adds(kind, tmp_path):
+    model = tiny_seq2seq("bart")
+    found = []
+    for added in (False, True):
+
+        def collate_more(batch, added=added):
+            batch = collate(batch)
+            return (
+                {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(batch["labels"])}
+                if added
+                else batch
+            )
+
+        trainer = trainer_of(kind, tmp_path, model, predict_with_generate=True, generation_max_length=9)
+        trainer.data_collator = collate_more
+        found.append(trainer.predict(rows(4, 9)).predictions)
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["scheduled sampling", "soft beam"])
+def test_a_model_that_train_makes_is_the_one_that_is_trained(kind, tmp_path):
+    given = trainer_of(kind, tmp_path, max_steps=3)
+    given.train()
+    made = trainer_of(kind, tmp_path, max_steps=3)
+    made.model_init = lambda: tiny_seq2seq("lstm additive")
+    made.train()
+    losses = [[log["loss"] for log in t.state.log_history if "loss" in log] for t in (given, made)]
+    assert losses[0] == losses[1]
+
+
+def test_a_second_run_of_a_trainer_begins_anew(tmp_path):
+    trainer = trainer_of(
+        "scheduled sampling", tmp_path, max_steps=3, learning_rate=0.0, inputs="sample", logging_steps=2
+    )
+    losses = []
+    for _ in range(2):
+        trainer.train()
+        losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
+        assert losses[-1] == losses[0]
+
+
+def test_a_linear_schedule_ends_with_the_run(tmp_path):
+    trainer = trainer_of(
+        "scheduled sampling", tmp_path, max_steps=5, teacher_forcing_schedule="linear", teacher_forcing_probability=0.2
+    )
+    trainer.train()
+    found = [log["teacher_forcing_probability"] for log in trainer.state.log_history if "loss" in log]
+    assert found == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_evaluation_uses_the_alpha_of_the_epoch_trained_last(tmp_path):
+    trainer = trainer_of("soft beam", tmp_path, max_steps=3, alpha_growth=2.0)
+    assert trainer.evaluate()["eval_alpha"] == 1.0
+    trainer.train()
+    assert [log["alpha"] for log in trainer.state.log_history if "loss" in log] == pytest.approx([1.0, 2.0, 4.0])
+    assert trainer.evaluate()["eval_alpha"] == pytest.approx(4.0)
+
+
+def test_soft_decoding_in_evaluation_keeps_the_trained_normalization(tmp_path):
+    trainer = trainer_of("soft beam", tmp_path, predict_with_generate=True, generation_max_length=9)
+    seen = {}
+    generate = trainer.model.generate
+    trainer.model.generate = lambda *args, **kwargs: seen.update(kwargs) or generate(*args, **kwargs)
+    trainer.predict(rows(4, 9), custom_generate=soft_beam_search, alpha=2.0)
+    assert (seen["normalization"], seen["alpha"], seen["num_beams"]) == ("global", 2.0, 2)
+
+
+class _Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from rows()
+
+
+def test_streams_have_no_epochs(tmp_path):
+    for kind, settings in (("soft beam", {}), ("scheduled sampling", {"alpha_growth": 1.2})):
+        with pytest.raises(ValueError, match="train_dataset must have a length"):
+            trainer_of(kind, tmp_path, dataset=_Stream(), train_sampling_strategy="random", **settings)
+    trainer_of("soft beam", tmp_path, dataset=_Stream(), alpha_growth=1.0, train_sampling_strategy="random").train()
+
+
 @pytest.mark.parametrize("kind", ["scheduled sampling", "soft beam"])
 def test_a_resumed_run_is_the_same_run(kind, tmp_path):
     settings = dict(
@@ -296,6 +377,22 @@ def test_models_and_metrics_that_do_not_fit_are_refused(tmp_path):
         SoftBeamTrainer(tiny_seq2seq("bart"), args, compute_metrics=lambda p: {})
 
 
+def test_arguments_of_another_kind_are_refused(tmp_path):
+    model, args = tiny_seq2seq("bart"), Seq2SeqTrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    for trainer_class, config_class, _ in KINDS.values():
+        with pytest.raises(ValueError, match=f"args must be a {config_class.__name__}, got Seq2SeqTrainingArguments"):
+            trainer_class(model, args)
+    with pytest.raises(ValueError, match="compute_loss_func must be None"):
+        CrossEntropyTrainer(
+            model, SearchAwareConfig(str(tmp_path), report_to=[], use_cpu=True), compute_loss_func=lambda *a: 0
+        )
+    unlabeled = [{"input_ids": row["input_ids"]} for row in rows()]
+    trainer = trainer_of("soft beam", tmp_path, dataset=unlabeled)
+    trainer.data_collator = lambda batch: {"input_ids": torch.stack([row["input_ids"][:3] for row in batch])}
+    with pytest.raises(ValueError, match="inputs must have labels, got input_ids"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("family", ["lstm additive", "bart", "marian, two vocabularies"])
 def test_labels_that_are_no_tokens_are_refused(family, tmp_path):
     bad = rows()
@@ -307,7 +404,8 @@ def test_labels_that_are_no_tokens_are_refused(family, tmp_path):
 
 def test_a_fixed_attention_model_names_the_row_whose_lengths_differ(tmp_path):
     bad = rows()
-    bad[5]["labels"] = bad[5]["labels"].repeat(2)
-    for kind in KINDS:
-        with pytest.raises(ValueError, match="row 5 has 8 targets and its source 4 positions"):
-            trainer_of(kind, tmp_path, tiny_seq2seq("lstm fixed"), dataset=bad).train()
+    for labels, targets in ((bad[5]["labels"].repeat(2), 8), (bad[5]["labels"][:2], 2)):
+        bad[5]["labels"] = labels
+        for kind in KINDS:
+            with pytest.raises(ValueError, match=f"row 5 has {targets} targets and its source 4 positions"):
+                trainer_of(kind, tmp_path, tiny_seq2seq("lstm fixed"), dataset=bad).train()

@@ -156,12 +156,13 @@ class LSTMSeq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
             attention_mask: (B, S), 0 at padding of the source.
 
         Raises:
-            ValueError: naming the row, for a label outside the vocabulary, or with fixed attention for more targets
-                than source positions.
+            ValueError: naming the row, for a label outside the vocabulary, or with fixed attention for another
+                number of targets than of source positions.
         """
         self._check_labels(labels)
         if self.config.attention == "fixed" and attention_mask is not None:
-            _check_lengths(_target_lengths(labels != _IGNORED), attention_mask.sum(1))
+            targets, sources = _target_lengths(labels != _IGNORED), attention_mask.sum(1)
+            _refuse_rows(targets != sources, targets, sources, "a target must be as long as its source")
 
     def _check_labels(self, labels: Tensor) -> None:
         wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.decoder_vocab_size))
@@ -261,7 +262,8 @@ def _check_aligned(embeds, source_states, attention_mask, cache, labels, decoder
     else:
         targets = past + _target_lengths(used)
         sources = sources if attention_mask is None else attention_mask.sum(1)
-    _check_lengths(targets, sources)
+    targets = targets.to(sources.device)
+    _refuse_rows(targets > sources, targets, sources, "a target may not be longer than its source")
 
 
 def _target_lengths(used: Tensor) -> Tensor:
@@ -269,13 +271,13 @@ def _target_lengths(used: Tensor) -> Tensor:
     return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1)
 
 
-def _check_lengths(targets: Tensor, sources: Tensor) -> None:
-    too_long = targets.to(sources.device) > sources
-    if bool(too_long.any()):
-        row = int(too_long.nonzero()[0])
+def _refuse_rows(wrong: Tensor, targets: Tensor, sources: Tensor, rule: str) -> None:
+    """Raises `ValueError` for the first row that is wrong, with its lengths."""
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
         raise ValueError(
             f"decoder inputs: row {row} has {int(targets[row])} targets and its source {int(sources[row])} positions; "
-            "with attention='fixed' output i reads source position i, so a target may not be longer than its source"
+            f"with attention='fixed' output i reads source position i, so {rule}"
         )
 
 
