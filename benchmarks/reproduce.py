@@ -98,7 +98,7 @@ def main() -> None:
         if name in FIGURES:
             print(f"{name}: {FIGURES[name][1](results, arguments.quick)}")
             continue
-        report = Report(name, TABLES[name].title, TABLES[name].columns)
+        report = Report(name, TABLES[name].title, TABLES[name].columns, list(laboratory.scale.seeds))
         TABLES[name].fill(laboratory, report)
         print(report.save(results, sum(laboratory.used.values())))
 

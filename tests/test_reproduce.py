@@ -24,7 +24,7 @@ def test_everything_is_listed():
 
 
 def test_a_report_compares_seed_by_seed(tmp_path):
-    report = Report("name", "title", ["column"])
+    report = Report("name", "title", ["column"], [1, 2, 3])
     report.add("a", {"column": [3.0, 5.0, 4.0]})
     report.add("b", {"column": [2.0, 4.5, 3.0]})
     report.add("c", {"column": [1.0, 9.0, 4.0]})
@@ -37,7 +37,8 @@ def test_a_report_compares_seed_by_seed(tmp_path):
     assert unclear.startswith("c above a: not clear (+0.67")
     text = report.save(tmp_path, 0.0)
     assert "| a | 4.00 (1.00) |" in text
-    assert json.loads((tmp_path / "name.json").read_text())["rows"]["c"]["column"] == [1.0, 9.0, 4.0]
+    raw = json.loads((tmp_path / "name.json").read_text())
+    assert raw["rows"]["c"]["column"] == [1.0, 9.0, 4.0] and raw["seeds"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4"])

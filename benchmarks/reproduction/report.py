@@ -25,6 +25,7 @@ class Report:
     name: str
     title: str
     columns: list[str]
+    seeds: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -61,7 +62,10 @@ class Report:
         lines += ["", *(f"{note}\n" for note in self.notes)]
         if self.findings:
             lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
-        lines += [f"Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes of training.", ""]
+        lines += [
+            f"Seeds {', '.join(map(str, self.seeds))}. Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes of training.",
+            "",
+        ]
         return "\n".join(lines)
 
     def save(self, folder: Path, seconds: float) -> str:
@@ -72,7 +76,8 @@ class Report:
         (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         raw = {
             "name": self.name, "title": self.title, "command": command, "machine": describe_machine(),
-            "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds), "rows": self.rows,
+            "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
+            "seeds": self.seeds, "rows": self.rows,
             "findings": self.findings, "notes": self.notes,
         }  # fmt: skip
         (folder / f"{self.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
