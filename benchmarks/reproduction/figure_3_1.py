@@ -6,11 +6,13 @@ The line goes through a trained tagger in a random direction, each weight's step
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
+from benchmarks.common import describe_machine
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from hf_ebm.objectives.token_losses import cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
@@ -72,6 +74,7 @@ def draw(results: Path, quick: bool) -> Path:
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     largest = {name: max(abs(a - b) for a, b in pairwise(v)) for name, v in curves.items()}
-    summary = {"points": points.tolist(), "curves": curves, "largest_jump": largest}
+    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
+    summary = {**origin, "points": points.tolist(), "curves": curves, "largest_jump": largest}
     (results / "thesis-figure-3.1.json").write_text(json.dumps(summary) + "\n")
     return path

@@ -62,10 +62,8 @@ class Report:
         lines += ["", *(f"{note}\n" for note in self.notes)]
         if self.findings:
             lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
-        lines += [
-            f"Seeds {', '.join(map(str, self.seeds))}. Run by `{command}`, {describe_machine()}, {seconds / 60:.0f} minutes of training.",
-            "",
-        ]
+        seeds, took = ", ".join(map(str, self.seeds)), f"{seconds / 60:.0f} minutes of training"
+        lines += [f"Seeds {seeds}. Run by `{command}`, {describe_machine()}, {took}.", ""]
         return "\n".join(lines)
 
     def save(self, folder: Path, seconds: float) -> str:
