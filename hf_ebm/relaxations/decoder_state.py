@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig
-
-from hf_ebm.models.lstm.cache_lstm import LSTMCache
+from transformers import DynamicCache, EncoderDecoderCache
 
 
 @dataclass(frozen=True)
@@ -16,12 +14,14 @@ class DecoderState:
 
     `own` holds what depends on the tokens so far (self-attention keys and values, (N, heads, length, d); hidden and
     cell states of an LSTM, (N, layers, d)); `shared` what depends on the input alone (cross-attention keys and values,
-    the encoder's output, its attention mask), the same for all beams of one input. None of it is ever written in place.
+    the encoder's output, its attention mask), the same for all beams of one input. None of it is ever written in
+    place. `cache_class` is that of the model's own cache.
     """
 
     own: tuple[torch.Tensor, ...]
     shared: tuple[torch.Tensor | None, ...]
     length: int
+    cache_class: type
 
     def repeat(self, num_beams: int) -> DecoderState:
         """Each row `num_beams` times, side by side: from one beam to k equal ones."""
@@ -29,7 +29,7 @@ class DecoderState:
         def of(tensors):
             return tuple(None if t is None else t.repeat_interleave(num_beams, 0) for t in tensors)
 
-        return DecoderState(of(self.own), of(self.shared), self.length)
+        return replace(self, own=of(self.own), shared=of(self.shared))
 
     def mix(self, beam_weights: torch.Tensor) -> DecoderState:
         """The convex mix over beams: row i becomes `sum_j beam_weights[:, i, j] * row j`.
@@ -45,36 +45,40 @@ class DecoderState:
             flat = tensor.reshape(rows, beams, -1)
             return torch.bmm(beam_weights.to(flat.dtype), flat).view_as(tensor)
 
-        return DecoderState(tuple(of(tensor) for tensor in self.own), self.shared, self.length)
+        return replace(self, own=tuple(of(tensor) for tensor in self.own))
 
 
-def empty_cache(config: PreTrainedConfig) -> EncoderDecoderCache | None:
-    """A cache for the first step; None for models that make their own."""
-    if config.model_type == "hf_ebm_lstm_seq2seq":
-        return None
-    # Not made from the configuration: T5's counts the encoder's layers there, and a sliding window would cut the cache,
-    # whose length tells the position; the model's mask applies the window all the same.
+def empty_cache() -> EncoderDecoderCache:
+    """A cache of keys and values for the first step.
+
+    Not made from a configuration: T5's counts the encoder's layers there, and a sliding window would cut the cache,
+    whose length tells the position; the model's mask applies the window all the same.
+    """
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
 def state_from_cache(cache, encoder_hidden, attention_mask) -> DecoderState:
-    """Takes the tensors out of a model's cache."""
-    context = (encoder_hidden, attention_mask)
-    if isinstance(cache, LSTMCache):
-        own = (cache.hidden.transpose(0, 1), cache.cell.transpose(0, 1))
-        return DecoderState(own, (*context, cache.keys), cache.get_seq_length())
-    own = tuple(t for layer in cache.self_attention_cache.layers for t in (layer.keys, layer.values))
-    shared = tuple(t for layer in cache.cross_attention_cache.layers for t in (layer.keys, layer.values))
-    return DecoderState(own, (*context, *shared), cache.get_seq_length())
+    """Takes the tensors out of a model's cache.
+
+    A cache that isn't of keys and values gives them itself, by `to_tensors()`, and is made of them again by
+    `from_tensors(own, shared, length)`.
+    """
+    if isinstance(cache, EncoderDecoderCache):
+        own, shared = (
+            tuple(t for layer in part.layers for t in (layer.keys, layer.values))
+            for part in (cache.self_attention_cache, cache.cross_attention_cache)
+        )
+    else:
+        own, shared = cache.to_tensors()
+    return DecoderState(own, (encoder_hidden, attention_mask, *shared), cache.get_seq_length(), type(cache))
 
 
-def cache_from_state(state: DecoderState, config: PreTrainedConfig) -> EncoderDecoderCache | LSTMCache:
+def cache_from_state(state: DecoderState):
     """A cache for one step of the model, which may grow it: the state's tensors are not touched."""
     kept = state.shared[2:]
-    if config.model_type == "hf_ebm_lstm_seq2seq":
-        hidden, cell = (t.transpose(0, 1).contiguous() for t in state.own)
-        return LSTMCache(hidden, cell, state.length, kept[0])
-    cache = empty_cache(config)
+    if state.cache_class is not EncoderDecoderCache:
+        return state.cache_class.from_tensors(state.own, kept, state.length)
+    cache = empty_cache()
     for part, tensors in ((cache.self_attention_cache, state.own), (cache.cross_attention_cache, kept)):
         for layer in range(len(tensors) // 2):
             part.update(tensors[2 * layer], tensors[2 * layer + 1], layer)

@@ -96,7 +96,7 @@ class StepwiseDecoder:
         outputs = (self.model if model is None else model)(
             **encoder_inputs,
             decoder_inputs_embeds=embeddings[:, None],
-            cache=empty_cache(self.model.config),
+            cache=empty_cache() if self.model._supports_default_dynamic_cache() else None,  # else it makes its own
             use_cache=True,
             return_dict=True,
         )
@@ -109,7 +109,7 @@ class StepwiseDecoder:
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
             attention_mask=attention_mask,
             decoder_inputs_embeds=embeddings[:, None],
-            cache=cache_from_state(state, self.model.config),
+            cache=cache_from_state(state),
             use_cache=True,
             return_dict=True,
         )

@@ -31,6 +31,16 @@ class LSTMCache:
     is_croppable = False
     is_linear = (False,)
 
+    def to_tensors(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor | None]]:
+        """What depends on the tokens so far, (B, layers, hidden_size) each, and what depends on the source alone."""
+        return (self.hidden.transpose(0, 1), self.cell.transpose(0, 1)), (self.keys,)
+
+    @classmethod
+    def from_tensors(cls, own: tuple[Tensor, Tensor], shared: tuple[Tensor | None], length: int) -> LSTMCache:
+        """The cache whose `to_tensors()` these are."""
+        hidden, cell = (tensor.transpose(0, 1).contiguous() for tensor in own)
+        return cls(hidden, cell, length, *shared)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of decoder tokens read so far, the same for all layers."""
         return self.length
