@@ -1,12 +1,17 @@
 """Trainer subclasses with search-aware and energy objectives, imported as `hf_ebm.trainers`.
 
-- `search_aware`: what the sequence-to-sequence trainers share, and `CrossEntropyTrainer`, their baseline;
-- `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it.
+- `search_aware`: what all trainers share, and `CrossEntropyTrainer`, their baseline;
+- `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
+- `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
+  models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share.
 """
 
 if __name__ == "trainers":
     raise ImportError("import hf_ebm.trainers, not trainers: this folder is installed inside the hf_ebm package")
 
+from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
+from hf_ebm.trainers.minimum_risk import MinimumRiskConfig, MinimumRiskTrainer
+from hf_ebm.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 from hf_ebm.trainers.scheduled_sampling import ScheduledSamplingConfig, ScheduledSamplingTrainer
 from hf_ebm.trainers.search_aware import CrossEntropyTrainer, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.self_normalized import SelfNormalizedConfig, SelfNormalizedTrainer
@@ -14,6 +19,12 @@ from hf_ebm.trainers.soft_beam import SoftBeamConfig, SoftBeamTrainer
 
 __all__ = [
     "CrossEntropyTrainer",
+    "MGSConfig",
+    "MGSTrainer",
+    "MinimumRiskConfig",
+    "MinimumRiskTrainer",
+    "PolicyGradientConfig",
+    "PolicyGradientTrainer",
     "ScheduledSamplingConfig",
     "ScheduledSamplingTrainer",
     "SearchAwareConfig",

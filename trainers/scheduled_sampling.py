@@ -12,7 +12,7 @@ from hf_ebm.objectives.schedules import (
     inverse_temperature,
     teacher_forcing_probability,
 )
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
@@ -70,18 +70,9 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
 
     config_class = ScheduledSamplingConfig
 
-    def __init__(self, model=None, args=None, **kwargs):
-        super().__init__(model=model, args=args, **kwargs)
-        self._batches_seen = (-1, 0)  # global step, batches of it so far
-
-    def train(self, *args, **kwargs):
-        """The Trainer's, with the same coins and noise each time."""
-        self._batches_seen = (-1, 0)
-        return super().train(*args, **kwargs)
-
     def objective(self, model, inputs):
         if not self.model.training:
-            return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]))
+            return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]), num_tokens(inputs["labels"]))
         args, labels = self.args, inputs["labels"]
         probability = teacher_forcing_probability(
             self.epoch_index,
@@ -91,7 +82,8 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             num_epochs=self.state.num_train_epochs,
         )
         alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
-        generator = self._generator(labels.device)
+        seed = self.next_batch_seed(self.accelerator.process_index)
+        generator = torch.Generator(labels.device).manual_seed(seed)
         coins = torch.rand(labels.shape, generator=generator, device=labels.device)
         use_gold = coins < probability
         later = (labels != IGNORED)[:, 1:]
@@ -103,14 +95,7 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             logits = scheduled_sampling_logits(
                 self.decoder, inputs, use_gold, args.inputs, alpha, generator, model=model
             )
-        return LossTerms(cross_entropy_sum(logits, labels), logged, constants)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        step, batches = self._batches_seen
-        batches = batches + 1 if step == self.state.global_step else 0
-        self._batches_seen = (self.state.global_step, batches)
-        key = (self.args.seed, self.state.global_step, batches, self.accelerator.process_index)
-        return torch.Generator(device).manual_seed(hash(key) % 2**63)
+        return LossTerms(cross_entropy_sum(logits, labels), num_tokens(labels), logged, constants)
 
 
 def scheduled_sampling_logits(

@@ -1,4 +1,4 @@
-"""What the sequence-to-sequence trainers share: normalization of losses, logged terms, evaluation by generation."""
+"""What the trainers share: normalization of losses, logged terms, evaluation by generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 
 
@@ -35,18 +35,19 @@ class SearchAwareConfig(Seq2SeqTrainingArguments):
 class LossTerms:
     """What an objective gives for one batch.
 
-    `loss` is the sum over the batch's tokens, with its gradient; it is divided by the number of tokens of the whole
-    accumulated batch, over all processes. `logged` maps a name to a sum and the count it is divided by; `constants`
-    maps a name to a value that is logged as it is.
+    `loss` is the sum over the batch's items (tokens, or rows), with its gradient; it is divided by the number of items
+    of the whole accumulated batch, over all processes. `logged` maps a name to a sum and the count it is divided by;
+    `constants` maps a name to a value that is logged as it is.
     """
 
     loss: torch.Tensor
+    items: torch.Tensor
     logged: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     constants: dict[str, float] = field(default_factory=dict)
 
 
 class SearchAwareTrainer(Seq2SeqTrainer):
-    """Base of the sequence-to-sequence trainers: subclasses give `objective`.
+    """Base of the trainers: subclasses give `objective`.
 
     The loss is the mean over target tokens, whatever the accumulation, the batch sizes and the number of processes: the
     same update as one large batch (of several processes with `average_tokens_across_devices`, the default). The terms
@@ -67,10 +68,8 @@ class SearchAwareTrainer(Seq2SeqTrainer):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
-        if isinstance(model, PreTrainedModel) and not getattr(model.config, "is_encoder_decoder", False):
-            raise ValueError(
-                f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
-            )
+        if isinstance(model, PreTrainedModel):
+            self.check_model(model)
         if kwargs.get("compute_metrics") is not None and not args.predict_with_generate:
             raise ValueError("compute_metrics needs predict_with_generate=True: its predictions are generated tokens")
         super().__init__(model=model, args=args, **kwargs)
@@ -79,6 +78,14 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         self.model_accepts_loss_kwargs = True
         self._sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
         self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        self._batches_seen = (-1, 0)  # global step, batches of it so far
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raises `ValueError` for a model of another kind."""
+        if not getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
+            )
 
     def objective(self, model: torch.nn.Module, inputs: dict) -> LossTerms:
         """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`."""
@@ -95,7 +102,18 @@ class SearchAwareTrainer(Seq2SeqTrainer):
     def train(self, *args, **kwargs):
         """The Trainer's; nothing is left over from a run before."""
         self._sums[True] = {}
+        self._batches_seen = (-1, 0)
         return super().train(*args, **kwargs)
+
+    def next_batch_seed(self, *key: int) -> int:
+        """A seed for the random draws of the next batch, from the seed, the step and `key`: a resumed run is the same.
+
+        To be called once a batch.
+        """
+        step, batches = self._batches_seen
+        batches = batches + 1 if step == self.state.global_step else 0
+        self._batches_seen = (self.state.global_step, batches)
+        return hash((self.args.seed, self.state.global_step, batches, *key)) % 2**63
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's sum over the number of tokens."""
@@ -103,11 +121,10 @@ class SearchAwareTrainer(Seq2SeqTrainer):
             raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
         _check_targets(self.model, inputs)
         terms = self.objective(model, inputs)
-        tokens = (inputs["labels"] != IGNORED).sum()
         training = self.model.training
-        self._add(training, {"loss": (terms.loss, tokens), **terms.logged})
+        self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
         self._constants[training] = terms.constants
-        loss = terms.loss / (tokens if num_items_in_batch is None else num_items_in_batch)
+        loss = terms.loss / (terms.items if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
         return (loss, {}) if return_outputs else loss
@@ -235,4 +252,4 @@ class CrossEntropyTrainer(SearchAwareTrainer):
 
     def objective(self, model, inputs):
         outputs = model(**inputs)
-        return LossTerms(cross_entropy_sum(outputs.logits, inputs["labels"]))
+        return LossTerms(cross_entropy_sum(outputs.logits, inputs["labels"]), num_tokens(inputs["labels"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, log_normalizers
+from hf_ebm.objectives.token_losses import cross_entropy_sum, log_normalizers, num_tokens
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 
 
@@ -39,9 +39,10 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
         labels = inputs["labels"]
         logits = model(**inputs).logits
         cross_entropy, log_z = cross_entropy_sum(logits, labels), log_normalizers(logits, labels)
-        tokens = (labels != IGNORED).sum()
+        tokens = num_tokens(labels)
         return LossTerms(
             cross_entropy + self.args.log_z_weight * log_z.sum_of_squares,
+            tokens,
             {
                 "cross_entropy": (cross_entropy, tokens),
                 "log_z_mean": (log_z.sum, tokens),

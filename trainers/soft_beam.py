@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.token_losses import num_tokens
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamSettings,
     direct_loss,
@@ -105,9 +105,9 @@ class SoftBeamTrainer(StepwiseTrainer):
             losses = hinge_loss(result, gold_scores(logits, labels, args.normalization), alpha)
         else:
             losses = direct_loss(result, alpha)
-        searched = ((labels != IGNORED).sum(), (inputs["labels"] != IGNORED).sum())
-        logged = {} if args.max_search_steps is None else {"searched_share": searched}
-        return LossTerms(losses.sum(), logged, {"alpha": alpha})
+        tokens = num_tokens(inputs["labels"])
+        logged = {} if args.max_search_steps is None else {"searched_share": (num_tokens(labels), tokens)}
+        return LossTerms(losses.sum(), tokens, logged, {"alpha": alpha})
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
         """Decodes as the model was trained to be decoded, unless told otherwise."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +33,7 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
+from hf_ebm.assets.embedding import describe_phase, save_embedded
 from hf_ebm.data.kjv import load_kjv_clauses
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -143,12 +142,6 @@ def model_config(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerFast)
     )
 
 
-def _command() -> str:
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    launcher = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
-    return f"{launcher} -m hf_ebm.assets.train_masked_lm {shlex.join(sys.argv[1:])}"
-
-
 def main(arguments: ScriptArguments) -> None:
     """Trains, evaluates and writes the model."""
     torch.set_num_threads(arguments.threads)
@@ -203,13 +196,7 @@ def main(arguments: ScriptArguments) -> None:
     model.float()
     seen = set(train)
     unseen = [clause for clause in held_out if clause not in seen]
-    phase = {
-        "command": _command(),
-        "minutes": round(minutes, 1),
-        "processes": trainer.args.world_size,
-        "date": time.strftime("%Y-%m-%d"),
-        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("output_dir", "work_dir")},
-    }
+    phase = describe_phase("hf_ebm.assets.train_masked_lm", arguments, minutes, trainer.args.world_size)
     results = {
         "phases": [*before, phase],
         "train_clauses": len(train),
@@ -221,13 +208,7 @@ def main(arguments: ScriptArguments) -> None:
         },
         "train_loss_15%": held_out_loss(model, tokenizer, train[:: len(train) // 3000], 0.15),
     }
-    output = Path(arguments.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    model.half().save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    (output / "held_out.txt").write_text("\n".join(held_out) + "\n", encoding="utf-8")
-    (output / "training_results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(results, indent=2))
+    save_embedded(Path(arguments.output_dir), model, tokenizer, held_out, results)
 
 
 if __name__ == "__main__":

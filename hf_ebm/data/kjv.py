@@ -1,4 +1,4 @@
-"""The King James Bible as clauses, from the Debian packages `bible-kjv` and `bible-kjv-text`.
+"""The King James Bible as clauses and as verses, from the Debian packages `bible-kjv` and `bible-kjv-text`.
 
 The text is in the public domain. A clause here is a stretch of 4 to 24 words of one verse that ends where the verse's
 own punctuation ends it. Every twentieth verse is held out, so no verse is on both sides.
@@ -78,8 +78,12 @@ def _join_short(pieces: list[list[str]]) -> list[list[str]]:
 
 def load_kjv_clauses(cache_dir: str | Path) -> tuple[list[str], list[str]]:
     """`(train, held_out)` clauses in the order of the book."""
-    train: list[str] = []
-    held_out: list[str] = []
-    for number, verse in enumerate(read_verses(cache_dir)):
-        (held_out if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else train).extend(split_clauses(verse))
-    return train, held_out
+    train, held_out = load_kjv_verses(cache_dir)
+    return [c for verse in train for c in split_clauses(verse)], [c for verse in held_out for c in split_clauses(verse)]
+
+
+def load_kjv_verses(cache_dir: str | Path) -> tuple[list[str], list[str]]:
+    """`(train, held_out)` whole verses in the order of the book."""
+    verses = read_verses(cache_dir)
+    held_out = verses[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    return [verse for number, verse in enumerate(verses, 1) if number % HELD_OUT_EVERY], held_out

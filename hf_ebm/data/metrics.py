@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,23 +82,32 @@ def transcription_scores(
 
     Needs rapidfuzz and sacrebleu, else raises `ImportError`.
     """
-    try:
-        from rapidfuzz.distance import Levenshtein
-    except ImportError as error:
-        raise ImportError("edit distances need the extra hf_ebm[metrics]: pip install rapidfuzz") from error
     alternatives = _alternatives(references)
     predicted, _ = _split_pairs(predictions, [texts[0] for texts in alternatives])
     expected = [[text.split() for text in texts] for texts in alternatives]
     edits = length = 0
     for symbols, truths in zip(predicted, expected, strict=True):
-        distance, negative_length = min((Levenshtein.distance(symbols, truth), -len(truth)) for truth in truths)
-        edits += distance
-        length -= negative_length
+        nearest_edits, nearest_length = nearest_reference(symbols, truths)
+        edits += nearest_edits
+        length += nearest_length
     return {
         "phoneme_error_rate": edits / length,
         "word_accuracy": _share(symbols in truths for symbols, truths in zip(predicted, expected, strict=True)),
         "bleu": _corpus_bleu(predictions, alternatives).score,
     }
+
+
+def nearest_reference(symbols: Sequence[Hashable], references: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
+    """Edits (insertions, deletions, substitutions) to the nearest of one or more references, and that one's length.
+
+    Of equally near references the longest is taken. Needs rapidfuzz, else raises `ImportError`.
+    """
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError as error:
+        raise ImportError("edit distances need the extra hf_ebm[metrics]: pip install rapidfuzz") from error
+    edits, negative_length = min((Levenshtein.distance(symbols, truth), -len(truth)) for truth in references)
+    return edits, -negative_length
 
 
 def ngram_overlap(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> dict[str, float]:

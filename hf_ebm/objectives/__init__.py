@@ -1,1 +1,4 @@
-"""Training objectives as pure functions on tensors: schedules, token losses, costs by position."""
+"""Training objectives as pure functions on tensors: schedules, token losses, costs by position.
+
+`sequence_costs` and `scorer_cost` are costs of whole decoded sequences.
+"""

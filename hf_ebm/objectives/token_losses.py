@@ -18,6 +18,11 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     )
 
 
+def num_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """How many labels aren't -100, ()."""
+    return (labels != IGNORED).sum()
+
+
 class LogNormalizers(NamedTuple):
     """Sums over the scored tokens, from which mean and variance follow."""
 

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
@@ -47,7 +48,8 @@ class StepwiseDecoder:
         self.model = model
         if model not in _SCALES_OF_MODELS:
             self.scale = 1.0
-            self._calibrate()
+            with evaluation_mode(model):
+                self._calibrate()
             _SCALES_OF_MODELS[model] = self.scale
         self.scale = _SCALES_OF_MODELS[model]
 
@@ -137,8 +139,7 @@ class StepwiseDecoder:
     @torch.no_grad()
     def _calibrate(self) -> None:
         """Finds the scale at which embeddings and ids give the same logits, and checks the steps."""
-        modes, name = {module: module.training for module in self.model.modules()}, type(self.model).__name__
-        self.model.eval()
+        name = type(self.model).__name__
         try:
             inputs, ids, reference = _probe(self.model)
             # Kernels of different lengths round differently, by little more than the last bits in half precision.
@@ -161,9 +162,6 @@ class StepwiseDecoder:
             errors["step by step"] = float((torch.stack(steps, 1) - reference).abs().max())
         except (TypeError, AttributeError, RuntimeError, IndexError, ValueError, KeyError) as error:
             raise ValueError(f"{name} cannot be decoded step by step on embeddings: {error}") from error
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         if not max(errors[self.scale], errors["step by step"]) <= tolerance:
             raise ValueError(
                 f"{name} cannot be decoded step by step on embeddings: its logits differ from those of token ids by "

@@ -7,11 +7,11 @@ so the model's own forward applies its own head to them. Whether that equals the
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from transformers.utils import logging
+
+from hf_ebm.model_modes import evaluation_mode
 
 logger = logging.get_logger(__name__)
 
@@ -23,18 +23,6 @@ _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
     """`values` (N, T, D) at `positions` (N, P) → (N, P, D)."""
     return values.gather(1, positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1]))
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module):
-    """Evaluation mode inside; afterwards every module is in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 class PositionLogits:

@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
@@ -29,7 +30,6 @@ from hf_ebm.sampling.sampler import ChainKey, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import ExtraEnergy, Target
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
-from hf_ebm.scoring.head import evaluation_mode
 from hf_ebm.scoring.rows import BadLogitsError
 
 logger = logging.get_logger(__name__)

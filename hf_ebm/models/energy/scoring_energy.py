@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
+from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
 from hf_ebm.models.energy.inputs import check_energy_inputs
-from hf_ebm.scoring.head import evaluation_mode
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 

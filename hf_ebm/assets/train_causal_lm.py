@@ -1,0 +1,167 @@
+"""Trains the embedded causal language model on verses of the King James Bible.
+
+    python -m hf_ebm.assets.train_causal_lm --output_dir hf_ebm/assets/kjv_causal_lm --work_dir work
+
+Vocabulary, tokenizer and held-out verses are those of the embedded masked language model; a verse stands between
+[CLS] and [SEP], its end token. The weights of the epoch with the lowest loss on every other held-out verse are kept.
+An interrupted run goes on from its last checkpoint when the same command is given again. Writes the model (fp16
+safetensors), the tokenizer, the held-out verses and `training_results.json`; `python -m hf_ebm.assets.write_card
+causal` makes the model card from these.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from hf_ebm.assets import KJV_MASKED_LM
+from hf_ebm.assets.embedding import describe_phase, save_embedded
+from hf_ebm.data.kjv import load_kjv_verses
+
+MAX_POSITIONS = 256
+
+
+@dataclass
+class ScriptArguments:
+    output_dir: str = field(metadata={"help": "Folder the finished model is written to."})
+    work_dir: str = field(metadata={"help": "Folder for checkpoints and for the unpacked text."})
+    hidden_size: int = field(default=256)
+    intermediate_size: int = field(default=768)
+    num_hidden_layers: int = field(default=6)
+    num_attention_heads: int = field(default=4)
+    dropout: float = field(default=0.1)
+    shifted_share: float = field(
+        default=0.1, metadata={"help": "Share of rows at random later positions, so that all positions are trained."}
+    )
+    epochs: float = field(default=12)
+    batch_size: int = field(default=48)
+    learning_rate: float = field(default=2e-3)
+    weight_decay: float = field(default=0.1)
+    warmup_steps: int = field(default=300)
+    threads: int = field(default=1)
+    seed: int = field(default=0)
+
+
+class VerseCollator:
+    """Pads verses on the right; in training some rows start at a later position, up to the last."""
+
+    def __init__(self, pad_id: int, shifted_share: float, generator: torch.Generator):
+        self.pad_id, self.shifted_share, self.generator = pad_id, shifted_share, generator
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=self.pad_id)
+        room = MAX_POSITIONS - batch.shape[1]
+        shift = torch.randint(0, room + 1, (len(ids), 1), generator=self.generator)
+        shift *= torch.rand(len(ids), 1, generator=self.generator) < self.shifted_share
+        return {
+            "input_ids": batch,
+            "attention_mask": (batch != self.pad_id).long(),
+            "position_ids": torch.arange(batch.shape[1]) + shift,
+            "labels": batch.masked_fill(batch == self.pad_id, -100),
+        }
+
+
+@torch.no_grad()
+def held_out_loss(model, tokenizer, verses: list[str], batch_size: int = 64) -> float:
+    """Mean negative log likelihood in nats of a token, the end token among them, in float32."""
+    model.eval()
+    collate = VerseCollator(tokenizer.pad_token_id, 0.0, torch.Generator())
+    encoded = sorted(tokenizer(verses)["input_ids"], key=len)
+    total = count = 0
+    for start in range(0, len(encoded), batch_size):
+        batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
+        tokens = int((batch["labels"][:, 1:] >= 0).sum())
+        total += float(model(**batch).loss) * tokens
+        count += tokens
+    return total / count
+
+
+def fresh_model(arguments: ScriptArguments, tokenizer) -> GPT2LMHeadModel:
+    """A small GPT-2."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=MAX_POSITIONS,
+            n_embd=arguments.hidden_size,
+            n_inner=arguments.intermediate_size,
+            n_layer=arguments.num_hidden_layers,
+            n_head=arguments.num_attention_heads,
+            resid_pdrop=arguments.dropout,
+            embd_pdrop=arguments.dropout,
+            attn_pdrop=arguments.dropout,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def main(arguments: ScriptArguments) -> None:
+    """Trains, evaluates and writes the model."""
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    train, held_out = load_kjv_verses(arguments.work_dir)
+    validation, test = held_out[::2], held_out[1::2]
+    tokenizer = AutoTokenizer.from_pretrained(KJV_MASKED_LM, model_max_length=MAX_POSITIONS)
+    model = fresh_model(arguments, tokenizer)
+    rows = {name: [{"input_ids": ids} for ids in tokenizer(verses)["input_ids"]]
+            for name, verses in (("train", train), ("validation", validation))}  # fmt: skip
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(Path(arguments.work_dir) / "checkpoints"),
+            num_train_epochs=arguments.epochs,
+            per_device_train_batch_size=arguments.batch_size,
+            train_sampling_strategy="group_by_length",
+            learning_rate=arguments.learning_rate,
+            lr_scheduler_type="cosine",
+            weight_decay=arguments.weight_decay,
+            adam_beta2=0.98,
+            warmup_steps=arguments.warmup_steps,
+            bf16=True,
+            use_cpu=True,
+            logging_steps=100,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="loss",
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            seed=arguments.seed,
+        ),
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        data_collator=VerseCollator(
+            tokenizer.pad_token_id, arguments.shifted_share, torch.Generator().manual_seed(arguments.seed)
+        ),
+        processing_class=tokenizer,
+    )
+    started = time.time()
+    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
+    minutes = (time.time() - started) / 60
+    model = trainer.model.float()
+    results = {
+        "phases": [describe_phase("hf_ebm.assets.train_causal_lm", arguments, minutes, trainer.args.world_size)],
+        "train_verses": len(train),
+        "held_out_verses": len(held_out),
+        "parameters": model.num_parameters(),
+        "loss": {
+            "validation": held_out_loss(model, tokenizer, validation),
+            "test": held_out_loss(model, tokenizer, test),
+            "train": held_out_loss(model, tokenizer, train[:: len(train) // 1500]),
+        },
+    }
+    save_embedded(Path(arguments.output_dir), model, tokenizer, held_out, results)
+
+
+if __name__ == "__main__":
+    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])

@@ -1,0 +1,82 @@
+"""Prompts and what follows them, as rows of unequal length: splitting, padding, log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.relaxations.soft_argmax import at_least_float32
+
+
+def split_completions(
+    input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Prompts and targets of a causal batch, padded on whichever side.
+
+    Targets are the labels that aren't -100, except that of a row's first token, which nothing predicts; the prompt is
+    what stands before them.
+
+    Args:
+        input_ids, labels: (B, T); a label is -100 or equals the token.
+        attention_mask: (B, T), 0 at padding; without it nothing is padding.
+
+    Returns:
+        Two lists of B tensors of ids, (P_b,) and (T_b,).
+
+    Raises:
+        ValueError: for a row without a target or a prompt, with labels that aren't its tokens, or with a gap in or
+            behind its targets.
+    """
+    prompts, targets = [], []
+    for row in range(len(input_ids)):
+        kept = slice(None) if attention_mask is None else attention_mask[row].bool()
+        ids, goal = input_ids[row][kept], labels[row][kept]
+        scored = goal != IGNORED
+        scored[:1] = False
+        start = len(ids) - int(scored.sum())
+        if not start < len(ids) or not start:
+            raise ValueError(
+                f"labels: row {row} must have a target (a label that isn't {IGNORED}) behind its first token"
+            )
+        if not bool(scored[start:].all()):
+            raise ValueError(
+                f"labels: row {row} must have all its targets at its end, behind one prompt; {IGNORED} stands between "
+                "or behind them"
+            )
+        if not torch.equal(ids[start:], goal[start:]):
+            raise ValueError(f"labels: row {row} must equal input_ids where they aren't {IGNORED}")
+        prompts.append(ids[:start])
+        targets.append(ids[start:])
+    return prompts, targets
+
+
+def pad_left(rows: Sequence[torch.Tensor], value: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded on the left, (N, T), and their attention mask."""
+    ids, mask = pad_right([row.flip(0) for row in rows], value)
+    return ids.flip(1), mask.flip(1)
+
+
+def pad_right(rows: Sequence[torch.Tensor], value: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded on the right, (N, T), and their attention mask."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+    return ids, (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
+
+
+def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
+    """Decoded rows (N, T), each up to its first end token, which stays."""
+    rows = []
+    for row in ids:
+        ends = torch.isin(row, torch.tensor(list(end_ids), device=row.device)).nonzero()
+        rows.append(row[: int(ends[0]) + 1] if len(ends) else row)
+    return rows
+
+
+def sequence_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log probability of each row's labels in nats: logits (N, T, V), labels (N, T) with -100 elsewhere -> (N,)."""
+    losses = torch.nn.functional.cross_entropy(
+        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return -losses.view_as(labels).sum(1)

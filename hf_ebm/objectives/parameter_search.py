@@ -1,0 +1,173 @@
+"""Maximum-likelihood guided parameter search (MGS): candidates around the parameters, their densities and weights.
+
+Welleck and Cho 2020, section 2. A candidate direction is `Δ = r g + σ ε`: `g` is the descent direction of the negative
+log-likelihood, `r` is 1 with probability `1 - π` (the likelihood component) and else 0 (the zero component), ε is
+standard normal, and σ is one scale a tensor (appendix A.4). Directions are weighted by
+`exp(α (C(θ) - C(θ + Δ))) / q(Δ)`, and the update is their weighted mean (equation 3).
+
+Nothing the size of the parameters is kept for a candidate: its noise is drawn again from its seed. Tensors stand in one
+fixed order throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+Density = Literal["given_noise", "full"]
+
+
+class Candidate(NamedTuple):
+    """A candidate direction, as the little it is made again from."""
+
+    from_likelihood: bool  # r
+    seed: int  # of ε
+
+
+class NoiseSums(NamedTuple):
+    """What the densities of one candidate need; float64 scalars, over all tensors with a scale above 0."""
+
+    square: torch.Tensor  # |ε|²
+    product: torch.Tensor  # ε · (g / σ)
+
+
+class ProposalSums(NamedTuple):
+    """What the densities need of a step; float64 scalars, over all tensors with a scale above 0."""
+
+    shift_square: torch.Tensor  # |g / σ|²
+    log_scale: torch.Tensor  # Σ log σ, over all parameters
+    dimension: int
+
+
+def draw_candidates(seed: int, count: int, mixture: float) -> list[Candidate]:
+    """The candidates of a step: the same for the same seed, each whatever their number.
+
+    Args:
+        mixture: π, the probability of the zero component.
+    """
+    candidates = []
+    for k in range(count):
+        stream = np.random.SeedSequence(entropy=seed, spawn_key=(k,))
+        draw = np.random.Generator(np.random.Philox(stream))
+        candidates.append(Candidate(bool(draw.random() >= mixture), int(draw.integers(2**63))))
+    return candidates
+
+
+def noise_scales(directions: Sequence[torch.Tensor], noise: float) -> list[float]:
+    """σ of each tensor: `noise` times the mean absolute value of its direction (appendix A.4)."""
+    return [noise * float(direction.abs().mean(dtype=torch.float32)) for direction in directions]
+
+
+def noise_of(candidate: Candidate, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """ε of a candidate, tensor after tensor, in the shapes, dtypes and on the devices of `like`."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for tensor in like:
+        if tensor.device not in generators:
+            generators[tensor.device] = torch.Generator(tensor.device).manual_seed(candidate.seed)
+        yield torch.randn(tensor.shape, generator=generators[tensor.device], dtype=tensor.dtype, device=tensor.device)
+
+
+@torch.no_grad()
+def proposal_sums(directions: Sequence[torch.Tensor], scales: Sequence[float]) -> ProposalSums:
+    """The sums of a step's proposal."""
+    square, log_scale, dimension = torch.zeros((), dtype=torch.float64), 0.0, 0
+    for direction, scale in zip(directions, scales, strict=True):
+        if scale > 0:
+            square = square + _dot(direction, direction).cpu() / scale**2
+            log_scale += direction.numel() * math.log(scale)
+            dimension += direction.numel()
+    return ProposalSums(square, torch.tensor(log_scale, dtype=torch.float64), dimension)
+
+
+@torch.no_grad()
+def perturb_(
+    parameters: Sequence[torch.Tensor],
+    originals: Sequence[torch.Tensor],
+    directions: Sequence[torch.Tensor],
+    scales: Sequence[float],
+    candidate: Candidate,
+) -> NoiseSums:
+    """Sets `parameters` to `originals + Δ` in place, and returns the sums of the noise.
+
+    A tensor with a scale of 0 (one without a gradient) stays where it is.
+    """
+    square = product = torch.zeros((), dtype=torch.float64)
+    noises = noise_of(candidate, directions)
+    for parameter, original, direction, scale, noise in zip(
+        parameters, originals, directions, scales, noises, strict=True
+    ):
+        if scale == 0:
+            parameter.copy_(original)
+            continue
+        square = square + _dot(noise, noise).cpu()
+        product = product + _dot(noise, direction).cpu() / scale
+        if candidate.from_likelihood:
+            torch.add(original, direction, out=parameter)
+            parameter.add_(noise, alpha=scale)
+        else:
+            torch.add(original, noise, alpha=scale, out=parameter)
+    return NoiseSums(square, product)
+
+
+def log_proposal_density(
+    candidate: Candidate, noise: NoiseSums, proposal: ProposalSums, mixture: float, density: Density
+) -> torch.Tensor:
+    """Log density of a candidate under the mixture (equation 4), a float64 scalar.
+
+    `"full"` is `log q(Δ)` as the paper prints it. It holds `-|ε|²/2`, which varies by about `sqrt(d/2)` nats from
+    candidate to candidate: in high dimension it alone would decide. `"given_noise"` is `log q(Δ) / N(ε; 0, I)`, up to
+    what all candidates of a step share: that term cancels, and what is left is the mixture.
+    """
+    # With Δ = r g + σ ε, ε is the noise as seen from its own component; seen from the other one it is ε ± g / σ.
+    sign = 1.0 if candidate.from_likelihood else -1.0
+    log_ratio = -sign * noise.product - proposal.shift_square / 2
+    own, other = (1 - mixture, mixture) if candidate.from_likelihood else (mixture, 1 - mixture)
+    log_own, log_other = (torch.tensor(math.log(p) if p > 0 else -math.inf, dtype=torch.float64) for p in (own, other))
+    given_noise = torch.logaddexp(log_own, log_other + log_ratio)
+    if density == "given_noise":
+        return given_noise
+    return given_noise - noise.square / 2 - proposal.log_scale - proposal.dimension / 2 * math.log(2 * math.pi)
+
+
+def candidate_log_weights(
+    costs: torch.Tensor, cost: torch.Tensor, alpha: float, log_densities: torch.Tensor
+) -> torch.Tensor:
+    """Normalized log weights of the candidates, (K,) float64 (equation 3).
+
+    Args:
+        costs: C(θ + Δ) of each candidate, (K,).
+        cost: C(θ), ().
+        alpha: α > 0.
+        log_densities: (K,), of `log_proposal_density`.
+    """
+    log_weights = alpha * (cost.double() - costs.double()) - log_densities
+    return log_weights - log_weights.logsumexp(0)
+
+
+@torch.no_grad()
+def combine_(
+    directions: Sequence[torch.Tensor],
+    scales: Sequence[float],
+    candidates: Sequence[Candidate],
+    weights: Sequence[float],
+) -> None:
+    """Turns `directions` into the weighted mean of the candidates' directions, in place."""
+    likelihood_weight = sum(w for w, candidate in zip(weights, candidates, strict=True) if candidate.from_likelihood)
+    for direction, scale in zip(directions, scales, strict=True):
+        if scale > 0:
+            direction.mul_(likelihood_weight)
+    for candidate, weight in zip(candidates, weights, strict=True):
+        if weight == 0:
+            continue
+        for direction, scale, noise in zip(directions, scales, noise_of(candidate, directions), strict=True):
+            if scale > 0:
+                direction.add_(noise, alpha=weight * scale)
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Inner product, summed in float64: |ε|² of 10^8 numbers is needed to a nat."""
+    return (a * b).sum(dtype=torch.float64)

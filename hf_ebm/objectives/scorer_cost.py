@@ -1,0 +1,104 @@
+"""The cost of a sequence under a language model that only scores: minus its log probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.objectives.sequence_costs import token_ids
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.relaxations.soft_argmax import at_least_float32
+
+
+class ScorerCost:
+    """`-log p(prediction | prompt)` in nats, summed over the tokens of the prediction.
+
+    A causal model reads the prompt followed by the prediction. An encoder-decoder reads the prompt in its encoder, and
+    the prediction, which has no start token, as the labels that it shifts by itself. An end token counts where a
+    prediction holds it; a prediction without tokens costs 0. Log probabilities are summed in float32 or better.
+
+    Every call runs in evaluation mode and without a gradient, and leaves the model as it was, its mode included.
+
+    Args:
+        model: a module with a `config` whose forward takes `input_ids` and `attention_mask` (and `labels`, if
+            `config.is_encoder_decoder`) and returns an output with `logits` (B, T, V).
+        pad_token_id: fills rows up on the right, where nothing reads it; any id of the model will do for a causal one.
+        batch_size: rows in a forward pass, at most.
+
+    Raises:
+        ValueError: for a `batch_size` below 1 or no `pad_token_id`.
+    """
+
+    reads = "ids"
+
+    def __init__(self, model: nn.Module, pad_token_id: int, batch_size: int = 64):
+        if pad_token_id is None:
+            raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
+        self.model = model
+        self.pad_token_id = pad_token_id
+        self.batch_size = batch_size
+
+    def __call__(
+        self, predictions: Sequence[Sequence[int]], references: object, prompts: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """(B,) float32 on the CPU; references aren't read.
+
+        Raises:
+            ValueError: for unequally many predictions and prompts, texts, an empty prompt, or a row with more tokens
+                than `config.max_position_embeddings`.
+        """
+        predicted, given = token_ids(predictions, "predictions"), token_ids(prompts, "prompts")
+        self._check(predicted, given)
+        costs = torch.zeros(len(predicted), dtype=torch.float32)
+        rows = [row for row, ids in enumerate(predicted) if ids]
+        with torch.no_grad(), evaluation_mode(self.model):
+            for start in range(0, len(rows), self.batch_size):
+                batch = rows[start : start + self.batch_size]
+                costs[batch] = self._nats([predicted[row] for row in batch], [given[row] for row in batch])
+        return costs
+
+    def _check(self, predicted: list[list[int]], given: list[list[int]]) -> None:
+        if len(predicted) != len(given):
+            raise ValueError(f"predictions and prompts must be equally many, got {len(predicted)} and {len(given)}")
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        for row, (ids, prompt) in enumerate(zip(predicted, given, strict=True)):
+            if not prompt:
+                raise ValueError(f"prompts must hold a token each, got none in row {row}")
+            longest = max(len(prompt), len(ids)) if self._encodes_prompts else len(prompt) + len(ids)
+            if limit is not None and longest > limit:
+                raise ValueError(
+                    f"prompts and predictions must fit the scorer's {limit} positions, got a prompt of {len(prompt)} "
+                    f"tokens and a prediction of {len(ids)} in row {row}"
+                )
+
+    @property
+    def _encodes_prompts(self) -> bool:
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    def _nats(self, predicted: list[list[int]], given: list[list[int]]) -> torch.Tensor:
+        if self._encodes_prompts:
+            labels = self._padded(predicted, IGNORED)
+            logits = self._logits(given, labels=labels)
+        else:
+            rows = [prompt + ids for prompt, ids in zip(given, predicted, strict=True)]
+            logits = self._logits(rows)[:, :-1]
+            scored = [[IGNORED] * len(prompt) + ids for prompt, ids in zip(given, predicted, strict=True)]
+            labels = self._padded(scored, IGNORED)[:, 1:]
+        kept = labels != IGNORED
+        # Only logits that are read are made float32: prompts can be far longer than predictions.
+        nats = nn.functional.cross_entropy(at_least_float32(logits[kept]), labels[kept], reduction="none")
+        return nats.new_zeros(labels.shape).masked_scatter(kept, nats).sum(1).float().cpu()
+
+    def _logits(self, rows: list[list[int]], **inputs: torch.Tensor) -> torch.Tensor:
+        mask = self._padded([[1] * len(row) for row in rows], 0)
+        return self.model(input_ids=self._padded(rows, self.pad_token_id), attention_mask=mask, **inputs).logits
+
+    def _padded(self, rows: list[list[int]], value: int) -> torch.Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        padded = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+        return padded.to(next(self.model.parameters()).device)

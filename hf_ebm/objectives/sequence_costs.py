@@ -1,0 +1,275 @@
+"""Costs of decoded sequences, for training on what a model decodes (Welleck & Cho 2020, section 5).
+
+A sequence is a text, whose symbols are separated by white space, or a list of token ids, which are its symbols. A
+reference may also be a list of texts that are all right. Lower is better; costs are (B,) float32 on the CPU and have no
+gradient. Lists that are empty, of unequal length or of other things, and references without a symbol raise
+`ValueError`.
+
+Trainers take `SequenceCost`s: `as_cost` makes one of a name in `COSTS` or of a callable.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from hf_ebm.data.metrics import nearest_reference
+
+Symbols = list[Hashable]
+
+
+def normalized_edit_distance(
+    predictions: Sequence[str] | Sequence[Sequence[int]],
+    references: Sequence[str] | Sequence[Sequence[str]] | Sequence[Sequence[int]],
+) -> torch.Tensor:
+    """Edits (insertions, deletions, substitutions) by the number of reference symbols, so above 1 for long predictions.
+
+    Of several references the nearest counts, of equally near ones the longest: for pronunciations it is the phoneme
+    error rate of the row.
+
+    Needs rapidfuzz, else raises `ImportError`.
+    """
+    nearest = [nearest_reference(symbols, truths) for symbols, truths in _symbol_pairs(predictions, references)]
+    return _costs(edits / length for edits, length in nearest)
+
+
+def sentence_bleu_cost(
+    predictions: Sequence[str] | Sequence[Sequence[int]],
+    references: Sequence[str] | Sequence[Sequence[str]] | Sequence[Sequence[int]],
+    tokenize: str = "none",
+) -> torch.Tensor:
+    """1 - sentence BLEU, from 0 to 1: sacrebleu's, of the effective order and with its default smoothing.
+
+    Args:
+        predictions, references: texts or lists of token ids; of several references BLEU counts the n-grams of all.
+        tokenize: sacrebleu's name of what divides texts further; "none" takes the symbols as they stand.
+
+    Needs sacrebleu, else raises `ImportError`.
+    """
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ImportError("BLEU needs the extra hf_ebm[metrics]: pip install sacrebleu") from error
+    bleu = BLEU(effective_order=True, tokenize=tokenize)
+    costs = []
+    for symbols, truths in _symbol_pairs(predictions, references):
+        score = bleu.sentence_score(_joined(symbols), [_joined(truth) for truth in truths]).score
+        costs.append(max(0.0, 1 - score / 100))  # sacrebleu's scores reach 100.00000000000004
+    return _costs(costs)
+
+
+class _NoSynonyms:
+    """Stands in for nltk's reader of WordNet, whose data nltk would have to download."""
+
+    @staticmethod
+    def synsets(word: str) -> tuple[()]:
+        return ()
+
+
+def meteor_without_synonyms_cost(
+    predictions: Sequence[str] | Sequence[Sequence[int]],
+    references: Sequence[str] | Sequence[Sequence[str]] | Sequence[Sequence[int]],
+) -> torch.Tensor:
+    """1 - METEOR with exact matches (in lower case) and matches of Porter stems only, from 0 to 1.
+
+    It isn't the METEOR of the literature, which also matches synonyms of WordNet. Parameters are nltk's: alpha 0.9,
+    beta 3, gamma 0.5; of several references the best counts. The fragmentation penalty is never 0: a perfect match of m
+    symbols costs 0.5 / m^3, of one symbol 0.5. No match costs 1. nltk matches a repeated word with its last occurrence,
+    which can make more chunks than there need be.
+
+    Needs nltk, else raises `ImportError`.
+    """
+    try:
+        from nltk.translate.meteor_score import meteor_score
+    except ImportError as error:
+        raise ImportError("METEOR needs the extra hf_ebm[metrics]: pip install nltk") from error
+    costs = []
+    for symbols, truths in _symbol_pairs(predictions, references):
+        truths = [list(map(str, truth)) for truth in truths]
+        costs.append(1 - meteor_score(truths, list(map(str, symbols)), wordnet=_NoSynonyms()))
+    return _costs(costs)
+
+
+def repetition(predictions: Sequence[str] | Sequence[Sequence[int]], n: int = 4) -> torch.Tensor:
+    """1 - unique n-grams / n-grams of each prediction, below 1; 0 for fewer than n symbols (section 5.1).
+
+    Raises:
+        ValueError: for n below 1.
+    """
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, got {n}")
+    shares = []
+    for symbols in _symbol_rows(predictions, "predictions"):
+        grams = [tuple(symbols[start : start + n]) for start in range(len(symbols) - n + 1)]
+        shares.append(1 - len(set(grams)) / len(grams) if grams else 0.0)
+    return _costs(shares)
+
+
+def repetition_cost(
+    predictions: Sequence[str] | Sequence[Sequence[int]], references: object = None, n: int = 4
+) -> torch.Tensor:
+    """`repetition` as a cost; references aren't read."""
+    return repetition(predictions, n)
+
+
+def non_termination(predictions: Sequence[Sequence[int]], eos_token_id: int) -> torch.Tensor:
+    """1 for each list of token ids that lacks the end token, else 0."""
+    return _costs(eos_token_id not in ids for ids in token_ids(predictions, "predictions"))
+
+
+def token_ids(sequences: Sequence[Sequence[int]], argument: str) -> list[list[int]]:
+    """The sequences as lists of Python ints.
+
+    Raises:
+        ValueError: naming the argument, and the row, unless it is a list of one or more lists of token ids.
+    """
+    rows = _symbol_rows(sequences, argument)
+    for row, sequence in enumerate(sequences):
+        if isinstance(sequence, str):
+            raise ValueError(f"{argument} must be lists of token ids, got the text {sequence!r} in row {row}")
+    return rows
+
+
+@dataclass(frozen=True)
+class SequenceCost:
+    """A cost with what it reads.
+
+    Args:
+        name: how messages and logs call it.
+        function: `(predictions, references) -> (B,)` numbers; it also gets `prompts=` if it has a parameter of that
+            name or takes any.
+        reads: whether it wants predictions as texts or as lists of token ids.
+
+    Raises:
+        ValueError: for another `reads`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    reads: Literal["texts", "ids"]
+
+    def __post_init__(self):
+        if self.reads not in ("texts", "ids"):
+            raise ValueError(f"reads of the cost {self.name} must be 'texts' or 'ids', got {self.reads!r}")
+
+    @torch.no_grad()
+    def __call__(self, predictions: Sequence, references: Sequence, prompts: Sequence | None = None) -> torch.Tensor:
+        """(B,) float32, without a gradient.
+
+        Raises:
+            ValueError: naming the cost, if it didn't return one finite number for each prediction.
+        """
+        prompts = {"prompts": prompts} if _takes_prompts(self.function) else {}
+        returned = self.function(predictions, references, **prompts)
+        try:
+            costs = torch.as_tensor(returned, dtype=torch.float32).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"the cost {self.name} must return a number for each row, got {returned!r}") from error
+        if costs.shape != (len(predictions),):
+            raise ValueError(
+                f"the cost {self.name} must return the shape ({len(predictions)},), got {tuple(costs.shape)}"
+            )
+        for row in (~costs.isfinite()).nonzero()[:1, 0].tolist():
+            raise ValueError(f"the cost {self.name} must be finite, got {float(costs[row])} in row {row}")
+        return costs
+
+
+COSTS: dict[str, SequenceCost] = {
+    cost.name: cost
+    for cost in (
+        SequenceCost("edit_distance", normalized_edit_distance, "ids"),
+        SequenceCost("sentence_bleu", sentence_bleu_cost, "texts"),
+        SequenceCost("meteor_without_synonyms", meteor_without_synonyms_cost, "texts"),
+        SequenceCost("phoneme_error", normalized_edit_distance, "texts"),
+        SequenceCost("repetition", repetition_cost, "ids"),
+    )
+}
+
+
+def as_cost(cost: str | Callable[..., Any] | SequenceCost) -> SequenceCost:
+    """The cost of that name, the `SequenceCost` itself, or one of any other callable.
+
+    A callable reads what its attribute `reads` says, texts if it has none.
+
+    Raises:
+        ValueError: for an unknown name, something that can't be called, or another value of `reads`.
+    """
+    if isinstance(cost, SequenceCost):
+        return cost
+    if isinstance(cost, str) and cost in COSTS:
+        return COSTS[cost]
+    if not callable(cost):
+        raise ValueError(f"cost must be a callable or one of {', '.join(COSTS)}, got {cost!r}")
+    return SequenceCost(getattr(cost, "__name__", type(cost).__name__), cost, getattr(cost, "reads", "texts"))
+
+
+def _takes_prompts(function: Callable[..., Any]) -> bool:
+    # The call of a module takes anything and hands it to its forward.
+    function = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some callables written in C have no signature
+        return False
+    return any(
+        parameter.kind is parameter.VAR_KEYWORD
+        or (parameter.name == "prompts" and parameter.kind is not parameter.POSITIONAL_ONLY)
+        for parameter in parameters
+    )
+
+
+def _symbol_pairs(predictions: Sequence, references: Sequence) -> list[tuple[Symbols, list[Symbols]]]:
+    """Symbols of each prediction, and of its one or more references."""
+    predicted = _symbol_rows(predictions, "predictions")
+    _check_list(references, "references")
+    if len(predictions) != len(references):
+        raise ValueError(
+            f"predictions and references must be equally many, got {len(predictions)} and {len(references)}"
+        )
+    return [
+        (symbols, _reference_symbols(reference, isinstance(prediction, str), row))
+        for row, (symbols, prediction, reference) in enumerate(zip(predicted, predictions, references, strict=True))
+    ]
+
+
+def _reference_symbols(reference: str | Sequence[str] | Sequence[int], of_text: bool, row: int) -> list[Symbols]:
+    several = isinstance(reference, (list, tuple)) and all(isinstance(text, str) for text in reference)
+    alternatives = list(reference) if several else [reference]
+    truths = [_symbols(alternative, "references", row) for alternative in alternatives]
+    if not truths or not all(truths):
+        raise ValueError(f"references must hold a symbol each, got {reference!r} in row {row}")
+    if of_text != isinstance(alternatives[0], str):
+        raise ValueError(f"predictions and references must be both texts or both token ids, which row {row} isn't")
+    return truths
+
+
+def _symbol_rows(sequences: Sequence, argument: str) -> list[Symbols]:
+    _check_list(sequences, argument)
+    return [_symbols(sequence, argument, row) for row, sequence in enumerate(sequences)]
+
+
+def _check_list(sequences: Sequence, argument: str) -> None:
+    if isinstance(sequences, str) or not hasattr(sequences, "__len__") or not len(sequences):
+        raise ValueError(f"{argument} must be a list of one or more texts or lists of token ids, got {sequences!r}")
+
+
+def _symbols(sequence: str | Sequence[int], argument: str, row: int) -> Symbols:
+    if isinstance(sequence, str):
+        return sequence.split()
+    try:
+        # Python ints: tensors of equal value would count as different symbols.
+        return [operator.index(token) for token in sequence]
+    except TypeError:
+        raise ValueError(f"{argument} must be texts or lists of token ids, got {sequence!r} in row {row}") from None
+
+
+def _costs(costs: Iterable[float]) -> torch.Tensor:
+    return torch.tensor(list(costs), dtype=torch.float32)
+
+
+def _joined(symbols: Symbols) -> str:
+    return " ".join(map(str, symbols))

@@ -1,0 +1,188 @@
+"""Maximum-likelihood guided parameter search: `MGSConfig`, `MGSTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from accelerate.data_loader import BatchSamplerShard
+
+from hf_ebm.objectives.parameter_search import (
+    Candidate,
+    candidate_log_weights,
+    combine_,
+    draw_candidates,
+    log_proposal_density,
+    noise_scales,
+    perturb_,
+    proposal_sums,
+)
+from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
+
+DENSITIES = ("given_noise", "full")
+
+
+@dataclass
+class MGSConfig(TaskLossConfig):
+    """Arguments of `MGSTrainer`, beside those of `TaskLossConfig`; defaults are the paper's (appendix A.4).
+
+    Args:
+        num_candidates: K.
+        alpha: α, how sharply candidates are weighted by their cost; mind the unit of the cost.
+        mixture: π, the probability of the component around the present parameters; 1 is random search alone, 0 the
+            component around the likelihood step alone.
+        noise: the scale of the noise of each weight tensor, by the mean absolute value of its gradient.
+        density: `"given_noise"`, or `"full"` as the paper prints it, which in high dimension gives one candidate all
+            the weight, whatever its cost; see `hf_ebm.objectives.parameter_search.log_proposal_density`.
+        likelihood_max_grad_norm: to which the likelihood gradient is clipped. `max_grad_norm` clips the update.
+
+    Raises:
+        ValueError: for what is out of range, fp16, and sharded models.
+    """
+
+    num_candidates: int = field(default=4, metadata={"help": "Candidate directions of a step."})
+    alpha: float = field(default=1.0, metadata={"help": "How sharply candidates are weighted by their cost."})
+    mixture: float = field(default=0.5, metadata={"help": "Probability of the component around the parameters."})
+    noise: float = field(default=1.0, metadata={"help": "Noise by the mean absolute gradient of a weight tensor."})
+    density: str = field(default="given_noise", metadata={"help": "given_noise, or full as the paper prints it."})
+    likelihood_max_grad_norm: float = field(default=1.0, metadata={"help": "Norm the likelihood gradient is cut to."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_candidates < 1:
+            raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
+        if not 0 <= self.mixture <= 1:
+            raise ValueError(f"mixture must be between 0 and 1, got {self.mixture}")
+        for name in ("alpha", "noise", "likelihood_max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.density not in DENSITIES:
+            raise ValueError(f"density must be one of {', '.join(DENSITIES)}, got {self.density!r}")
+        if self.fp16:
+            raise ValueError("fp16 must be False: its loss scaling has no meaning for a search direction; bf16 works")
+        if self.deepspeed or self.fsdp:
+            raise ValueError("deepspeed and fsdp must be off: every process perturbs whole weight tensors")
+
+
+class MGSTrainer(TaskLossTrainer):
+    """Updates by the cost-weighted mean of random directions around θ and around the likelihood step.
+
+    Welleck and Cho 2020, algorithm 1. The direction is handed to the optimizer as minus the gradient, so clipping,
+    schedules and checkpoints are the Trainer's; over an accumulated batch directions are averaged. Only parameters that
+    train are perturbed, in place, and put back bit for bit.
+
+    With several processes every process sees every batch and decodes for its share of the candidates; only their costs
+    and densities travel, and the update is that of one process: more processes make a step faster, not a batch larger.
+
+    Besides `loss` (the cross entropy of the target tokens) it logs `cost` (C(θ)), `candidate_cost`, `weight_std`,
+    `effective_candidates` (1 / Σ w²), `likelihood_weight` (weight of the candidates around the likelihood step) and
+    `likelihood_wins` (how often one of them has the highest weight): figures 1, 2, 3, 6 and 7 of the paper.
+
+    Raises:
+        ValueError: for trained weights in half precision, which small steps would not change (use bf16=True); for a
+            stream as `train_dataset` with several processes.
+    """
+
+    config_class = MGSConfig
+
+    def __init__(self, model=None, args=None, **kwargs):
+        super().__init__(model=model, args=args, **kwargs)
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+                raise ValueError(
+                    f"trained weights must be in float32, got {parameter.dtype} in {name}: a small step would be "
+                    "rounded away; load the model with dtype=torch.float32 and compute with bf16=True"
+                )
+
+    def get_train_dataloader(self):
+        """Every process gets every batch, in the same order."""
+        loader = super().get_train_dataloader()
+        if self.args.world_size == 1:
+            return loader
+        if not isinstance(loader.batch_sampler, BatchSamplerShard):
+            raise ValueError("train_dataset must have a length to be searched by several processes, got a stream")
+        loader.batch_sampler.num_processes, loader.batch_sampler.process_index = 1, 0
+        return loader
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """Puts minus the direction where the optimizer looks for the gradient."""
+        module = self.module
+        module.train()
+        pairs = self.pairs(self._prepare_inputs(inputs))
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        accumulated = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        # One seed for all processes, so that dropout is the same as well.
+        seed = self.next_batch_seed()
+        with seeded(seed, pairs.targets[0].device), self.compute_loss_context_manager():
+            loss = -pairs.log_probs(module, range(len(pairs)), pairs.targets).sum()
+            loss = loss / sum(map(len, pairs.targets))
+        loss.backward()
+
+        searched = [parameter for parameter in parameters if parameter.grad is not None]
+        directions = [parameter.grad for parameter in searched]
+        norm = torch.nn.utils.get_total_norm(directions)
+        for direction in directions:
+            direction.mul_(-min(1.0, self.args.likelihood_max_grad_norm / (float(norm) + 1e-6)))
+        self._search(pairs, searched, directions, seed)
+        steps = self.current_gradient_accumulation_steps
+        for parameter, earlier in zip(parameters, accumulated, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.mul_(-1 / steps)
+            if earlier is not None:
+                parameter.grad = earlier if parameter.grad is None else parameter.grad.add_(earlier)
+        tokens = torch.tensor(float(sum(map(len, pairs.targets))), device=loss.device)
+        self._add(True, {"loss": (loss.detach() * tokens, tokens)})
+        return loss.detach() / steps
+
+    def _search(self, pairs: SequencePairs, parameters, directions, seed: int) -> None:
+        """Turns the likelihood step in `directions` into the direction of the search."""
+        args = self.args
+        scales = noise_scales(directions, args.noise)
+        candidates = draw_candidates(seed, args.num_candidates, args.mixture)
+        costs, densities = self._costs_around(pairs, parameters, directions, scales, candidates, seed)
+        weights = candidate_log_weights(costs[1:], costs[0], args.alpha, densities).exp()
+        combine_(directions, scales, candidates, weights.tolist())
+        self._log_search(costs, weights, torch.tensor([candidate.from_likelihood for candidate in candidates]))
+
+    def _costs_around(
+        self, pairs: SequencePairs, parameters, directions, scales, candidates: list[Candidate], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean costs at θ and at each candidate, (K + 1,), and log densities, (K,); float64, on the CPU.
+
+        Each process decodes for its share. Sampling, where the decoder samples, has the same noise everywhere.
+        """
+        config, rows = self.decoder(pairs), list(range(len(pairs)))
+        found = torch.zeros(len(candidates) + 1, 2, dtype=torch.float64)
+        proposal = proposal_sums(directions, scales)
+        weights = [parameter.detach() for parameter in parameters]
+        originals = [weight.clone() for weight in weights]
+        try:
+            for task in range(self.args.process_index, len(found), self.args.world_size):
+                if task:
+                    candidate = candidates[task - 1]
+                    noise = perturb_(weights, originals, directions, scales, candidate)
+                    found[task, 1] = log_proposal_density(
+                        candidate, noise, proposal, self.args.mixture, self.args.density
+                    )
+                with seeded(seed, pairs.targets[0].device):
+                    decoded = [sequences[0] for sequences in pairs.decode(self.module, config)]
+                found[task, 0] = self.costs(pairs, rows, decoded).double().mean()
+        finally:
+            for weight, original in zip(weights, originals, strict=True):
+                weight.copy_(original)
+        found = self.accelerator.reduce(found.to(self.args.device), "sum").cpu()
+        return found[:, 0], found[1:, 1]
+
+    def _log_search(self, costs: torch.Tensor, weights: torch.Tensor, from_likelihood: torch.Tensor) -> None:
+        values = {
+            "cost": costs[0],
+            "candidate_cost": costs[1:].mean(),
+            "weight_std": weights.std(correction=0),
+            "effective_candidates": 1 / weights.square().sum(),
+            "likelihood_weight": weights[from_likelihood].sum(),
+            "likelihood_wins": from_likelihood[weights.argmax()],
+        }
+        self._add(True, {name: (value.to(self.args.device), 1) for name, value in values.items()})

@@ -1,0 +1,130 @@
+"""Policy gradient on sampled sequences: `PolicyGradientConfig`, `PolicyGradientTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from hf_ebm.objectives.sequence_risk import policy_gradient_loss
+from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
+from hf_ebm.trainers.search_aware import LossTerms
+
+BASELINES = ("self_critical", "running_mean")
+
+
+@dataclass
+class PolicyGradientConfig(SampledRiskConfig):
+    """Arguments of `PolicyGradientTrainer`, beside those of `SampledRiskConfig`.
+
+    Args:
+        baseline: `"self_critical"`, the cost of what is decoded greedily (Rennie et al. 2017), or `"running_mean"`, the
+            exponentially weighted mean cost of earlier steps.
+        running_mean_decay: weight of the past in that mean.
+
+    Raises:
+        ValueError: for an unknown baseline, or a decay outside [0, 1).
+    """
+
+    baseline: str = field(default="self_critical", metadata={"help": "self_critical or running_mean."})
+    running_mean_decay: float = field(default=0.95, metadata={"help": "Weight of the past in the running mean."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.baseline not in BASELINES:
+            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}")
+        if not 0 <= self.running_mean_decay < 1:
+            raise ValueError(f"running_mean_decay must be at least 0 and less than 1, got {self.running_mean_decay}")
+
+
+class RunningMean(TrainerCallback, ExportableState):
+    """The mean cost of earlier steps; a callback, so that checkpoints keep it and a step's batches share one value."""
+
+    def __init__(self, decay: float, value: float | None = None):
+        self.decay, self.value = decay, value
+        self._total = self._count = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        # The Trainer itself goes on with a callback's state only where `restore_callback_states_from_checkpoint` is on.
+        self.value = state.stateful_callbacks["RunningMean"]["args"]["value"]
+        self._total = self._count = 0.0
+
+    def add(self, total: float, count: float) -> None:
+        """Takes in the costs of a batch; they count from the next step on."""
+        self._total += total
+        self._count += count
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self._count:
+            mean = self._total / self._count
+            self.value = mean if self.value is None else self.decay * self.value + (1 - self.decay) * mean
+        self._total = self._count = 0.0
+
+    def state(self) -> dict:
+        return {"args": {"decay": self.decay, "value": self.value}, "attributes": {}}
+
+
+class PolicyGradientTrainer(SampledRiskTrainer):
+    """REINFORCE on sampled sequences with a baseline (Welleck and Cho 2020, equations 5 and 8).
+
+    The baseline never depends on the samples of the batch it serves; the first step of a running mean has none (0).
+    Logs `candidate_cost`, `baseline` and `advantage_std`, and `cross_entropy` where it has a weight. The logged `loss`
+    is the surrogate whose gradient is the estimate; its value means little.
+    """
+
+    config_class = PolicyGradientConfig
+
+    def __init__(self, model=None, args=None, **kwargs):
+        super().__init__(model=model, args=args, **kwargs)
+        self.add_callback(RunningMean(args.running_mean_decay))
+
+    @property
+    def running_mean(self) -> RunningMean:
+        """The running mean of this trainer, or of the checkpoint it went on from."""
+        return next(found for found in self.callback_handler.callbacks if isinstance(found, RunningMean))
+
+    def train(self, resume_from_checkpoint=None, **kwargs):
+        """The Trainer's; nothing is left over from a run before."""
+        if not resume_from_checkpoint:
+            self.running_mean.value = None
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def training_terms(self, model, pairs):
+        samples = self.sample(pairs, self.args.num_candidates)
+        costs = self.candidate_costs(pairs, samples)
+        baseline = self._baseline(pairs, costs)
+        log_probs, cross_entropy = self.score(model, pairs, samples)
+        loss = policy_gradient_loss(log_probs, costs, baseline).sum()
+        rows = torch.tensor(len(pairs), device=costs.device)
+        advantages = costs - baseline
+        logged = {
+            "candidate_cost": (costs.mean(1).sum(), rows),
+            "baseline": (baseline.expand(len(pairs), 1).sum(), rows),
+            "advantage": (advantages.mean(1).sum(), rows),
+            "advantage_square": (advantages.square().mean(1).sum(), rows),
+        }
+        if cross_entropy is not None:
+            loss = loss + self.args.cross_entropy_weight * cross_entropy.sum()
+            logged["cross_entropy"] = (cross_entropy.sum(), rows)
+        return LossTerms(loss, rows, logged)
+
+    def _baseline(self, pairs, costs: torch.Tensor) -> torch.Tensor:
+        """(B, 1) or (1, 1)."""
+        if self.args.baseline == "self_critical":
+            config = self.decoder(pairs, do_sample=False, num_beams=1)
+            greedy = [found[0] for found in pairs.decode(self.module, config)]
+            return self.costs(pairs, list(range(len(pairs))), greedy)[:, None]
+        mean = self.running_mean
+        before = 0.0 if mean.value is None else mean.value
+        sums = torch.stack([costs.sum(), torch.tensor(float(costs.numel()), device=costs.device)])
+        mean.add(*self.accelerator.reduce(sums, "sum").tolist())
+        return costs.new_full((1, 1), before)
+
+    def derived_logs(self, averages):
+        averages = super().derived_logs(averages)
+        if "advantage" in averages:
+            square = averages.pop("advantage_square") - averages.pop("advantage") ** 2
+            averages["advantage_std"] = max(0.0, square) ** 0.5
+        return averages

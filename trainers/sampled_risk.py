@@ -1,0 +1,85 @@
+"""What minimum risk and policy gradient share: candidates sampled from the model, losses averaged over rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
+
+
+@dataclass
+class SampledRiskConfig(TaskLossConfig):
+    """Arguments of the trainers on sampled sequences, beside those of `TaskLossConfig`.
+
+    Args:
+        num_candidates: sequences sampled for each row.
+        cross_entropy_weight: weight of the cross entropy that is added, as a mean over each row's target tokens; 0
+            leaves it out.
+
+    Raises:
+        ValueError: for fewer than one candidate or a negative weight.
+    """
+
+    num_candidates: int = field(default=4, metadata={"help": "Sequences sampled for each row."})
+    cross_entropy_weight: float = field(default=0.0, metadata={"help": "Weight of the cross entropy that is added."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_candidates < 1:
+            raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
+        if not self.cross_entropy_weight >= 0:
+            raise ValueError(f"cross_entropy_weight must not be negative, got {self.cross_entropy_weight}")
+
+
+class SampledRiskTrainer(TaskLossTrainer):
+    """Base of the trainers on sampled sequences: the loss is a mean over rows, whatever the accumulation."""
+
+    config_class = SampledRiskConfig
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        rows = torch.tensor(sum(len(batch["labels"]) for batch in batch_samples), device=device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            rows = self.accelerator.gather(rows).sum()
+        return rows
+
+    def sample(self, pairs: SequencePairs, count: int, temperature: float = 1.0) -> list[list[torch.Tensor]]:
+        """`count` sequences for each row from the model's distribution, at a temperature; nothing is cut off."""
+        config = self.decoder(
+            pairs, do_sample=True, temperature=temperature, num_beams=1, top_k=0, top_p=1.0, min_p=None, typical_p=1.0,
+            epsilon_cutoff=0.0, eta_cutoff=0.0, top_h=None,
+        )  # fmt: skip
+        seed = self.next_batch_seed(self.accelerator.process_index)
+        with seeded(seed, pairs.targets[0].device):
+            return pairs.decode(self.module, config, count)
+
+    def score(
+        self, model: nn.Module, pairs: SequencePairs, candidates: list[list[torch.Tensor]]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log probabilities of candidates, (B, S) with 0 where a row has fewer, and the cross entropy of each row.
+
+        All in one forward pass, as data parallelism wants it. The cross entropy, a mean over tokens (B,), is None where
+        it has no weight.
+        """
+        rows = [row for row, found in enumerate(candidates) for _ in found]
+        flat = [ids for found in candidates for ids in found]
+        everyone = list(range(len(pairs))) if self.args.cross_entropy_weight else []
+        scores = pairs.log_probs(model, rows + everyone, flat + [pairs.targets[row] for row in everyone])
+        log_probs = by_row(scores[: len(flat)], candidates)
+        if not everyone:
+            return log_probs, None
+        lengths = torch.tensor([len(ids) for ids in pairs.targets], device=scores.device)
+        return log_probs, -scores[len(flat) :] / lengths
+
+    def candidate_costs(self, pairs: SequencePairs, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
+        """Costs of candidates, (B, S), 0 where a row has fewer."""
+        rows = [row for row, found in enumerate(candidates) for _ in found]
+        return by_row(self.costs(pairs, rows, [ids for found in candidates for ids in found]), candidates)
+
+
+def by_row(values: torch.Tensor, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
+    """One value a candidate as (B, S), with 0 where a row has fewer."""
+    return torch.nn.utils.rnn.pad_sequence(values.split([len(found) for found in candidates]), batch_first=True)

@@ -1,0 +1,122 @@
+"""A batch of inputs and targets, alike for encoder-decoders and for causal models: decode, score, teacher-force."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.objectives.completions import ends_at, pad_left, pad_right, sequence_log_probs, split_completions
+from hf_ebm.objectives.token_losses import IGNORED
+
+_MADE_OF_LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
+
+
+def encoder_inputs(inputs: dict) -> dict:
+    """A batch without its labels and what collators make of them."""
+    return {name: value for name, value in inputs.items() if name not in _MADE_OF_LABELS}
+
+
+def decoding_length(targets: Sequence[torch.Tensor], ratio: float) -> int:
+    """The most tokens that are decoded for a batch: `ratio` times its longest target."""
+    return math.ceil(ratio * max(map(len, targets)))
+
+
+class SequencePairs:
+    """A batch as pairs of a prompt and a target; `of` gives the kind that fits the model.
+
+    Attributes:
+        prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,).
+        targets: ids, B tensors (T_b,), with their end token.
+    """
+
+    prompts: list[torch.Tensor]
+    targets: list[torch.Tensor]
+
+    def __init__(self, pad_id: int, end_ids: Sequence[int]):
+        self.pad_id, self.end_ids = pad_id, list(end_ids)
+
+    @staticmethod
+    def of(model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]) -> SequencePairs:
+        """The pairs of a batch of `model`."""
+        kind = EncoderDecoderPairs if model.config.is_encoder_decoder else CausalPairs
+        return kind(model, inputs, pad_id, end_ids)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+        """log p(sequence | prompt of its row), in nats, (N,): one forward pass with its gradient."""
+        raise NotImplementedError
+
+    def decode(self, model: nn.Module, config: GenerationConfig, num_samples: int = 1) -> list[list[torch.Tensor]]:
+        """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token."""
+        config = copy.deepcopy(config)
+        config.num_return_sequences = num_samples
+        with torch.no_grad(), evaluation_mode(model):
+            found = ends_at(self._generate(model, config), self.end_ids)
+        return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
+
+    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class EncoderDecoderPairs(SequencePairs):
+    """Sources and targets."""
+
+    def __init__(self, model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]):
+        super().__init__(pad_id, end_ids)
+        self.inputs, labels = encoder_inputs(inputs), inputs["labels"]
+        mask = inputs.get("attention_mask")
+        self.prompts = [ids if mask is None else ids[mask[row].bool()] for row, ids in enumerate(inputs["input_ids"])]
+        self.targets = [row[row != IGNORED] for row in labels]
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            self.starts = model.prepare_decoder_input_ids_from_labels(labels=labels)[:, 0]
+            # mBART and PLBart end their labels with the language that decoding starts from.
+            moved = [len(t) > 1 and int(t[-1]) == int(s) and int(s) not in self.end_ids
+                     for t, s in zip(self.targets, self.starts, strict=True)]  # fmt: skip
+            self.targets = [t[:-1] if m else t for t, m in zip(self.targets, moved, strict=True)]
+        else:
+            self.starts = labels.new_full((len(labels),), model.config.decoder_start_token_id)
+
+    def log_probs(self, model, rows, sequences):
+        index = torch.tensor(list(rows), device=self.starts.device)
+        labels, _ = pad_right(sequences, IGNORED)
+        shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
+        expanded = {name: value[index] for name, value in self.inputs.items() if torch.is_tensor(value)}
+        outputs = model(**expanded, decoder_input_ids=shifted.masked_fill(shifted == IGNORED, self.pad_id))
+        return sequence_log_probs(outputs.logits, labels)
+
+    def _generate(self, model, config):
+        # The first column is the start token.
+        return model.generate(**self.inputs, generation_config=config)[:, 1:]
+
+
+class CausalPairs(SequencePairs):
+    """Prefixes and continuations; rows are laid out anew, so it is all one on which side a batch was padded."""
+
+    def __init__(self, model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]):
+        super().__init__(pad_id, end_ids)
+        self.prompts, self.targets = split_completions(
+            inputs["input_ids"], inputs["labels"], inputs.get("attention_mask")
+        )
+
+    def log_probs(self, model, rows, sequences):
+        whole = [torch.cat([self.prompts[row], ids]) for row, ids in zip(rows, sequences, strict=True)]
+        ids, mask = pad_right(whole, self.pad_id)
+        labels, _ = pad_right(
+            [torch.cat([torch.full_like(self.prompts[row], IGNORED), ids]) for row, ids in
+             zip(rows, sequences, strict=True)], IGNORED,
+        )  # fmt: skip
+        # Padded on the right: no position is shifted, and no token sees what is padding.
+        outputs = model(input_ids=ids, attention_mask=mask, use_cache=False)
+        return sequence_log_probs(outputs.logits[:, :-1], labels[:, 1:])
+
+    def _generate(self, model, config):
+        ids, mask = pad_left(self.prompts, self.pad_id)
+        return model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, ids.shape[1] :]

@@ -1,0 +1,187 @@
+"""What the trainers for a cost of decoded sequences share: `TaskLossConfig`, `TaskLossTrainer`.
+
+They take sequence-to-sequence and causal language models, adapters of PEFT on them included.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_ebm.objectives.completions import pad_right
+from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
+from hf_ebm.trainers.sequence_pairs import SequencePairs, decoding_length
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device):
+    """The global random state, which dropout and `generate` use, started from a seed; afterwards it is as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@dataclass
+class TaskLossConfig(SearchAwareConfig):
+    """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
+
+    `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
+
+    Args:
+        cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
+        max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
+            2020, appendix A.4).
+
+    Raises:
+        ValueError: for an unknown cost or a ratio that isn't positive.
+    """
+
+    cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
+    max_length_ratio: float = field(
+        default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        as_cost(self.cost)
+        if not self.max_length_ratio > 0:
+            raise ValueError(f"max_length_ratio must be positive, got {self.max_length_ratio}")
+
+
+class TaskLossTrainer(SearchAwareTrainer):
+    """Base of the trainers that minimize a cost of decoded sequences.
+
+    A causal batch has `input_ids` and `labels` that are -100 on the prompt; it may be padded on either side. In
+    evaluation `eval_loss` is the cross entropy in nats per target token, and `eval_cost` the mean cost of what is
+    decoded as in training. Decoding leaves the model's mode, cache setting and generation config as they were.
+
+    Args:
+        cost: a name, or a callable `cost(predictions, references[, prompts]) -> (B,)`; see
+            `hf_ebm.objectives.sequence_costs`. In place of `args.cost`.
+
+    Raises:
+        ValueError: for a model that cannot decode or has no end token, a cost that reads texts without a
+            `processing_class`, several GPUs in one process, and what `SearchAwareTrainer` refuses.
+    """
+
+    config_class = TaskLossConfig
+
+    def __init__(self, model=None, args=None, *, cost: str | Callable | SequenceCost | None = None, **kwargs):
+        own_generation_config = getattr(model, "generation_config", None)
+        super().__init__(model=model, args=args, **kwargs)
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"one process must have one GPU, got {args.n_gpu}; start a process for each with accelerate launch or "
+                "torchrun"
+            )
+        self.decoding_config = copy.deepcopy(self.model.generation_config)
+        if args.generation_config is not None and own_generation_config is not None:  # which the stock trainer replaced
+            self.model.generation_config = own_generation_config
+        self.cost = as_cost(args.cost if cost is None else cost)
+        if self.cost.reads == "texts" and self.processing_class is None:
+            raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
+        self.end_ids, self.pad_id = self._special_ids()
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Sequence-to-sequence and causal models."""
+        if not model.can_generate():
+            raise ValueError(
+                "model must be a sequence-to-sequence or a causal language model (AutoModelForSeq2SeqLM, "
+                f"AutoModelForCausalLM), got {type(model).__name__}"
+            )
+
+    def _special_ids(self) -> tuple[list[int], int]:
+        config = self.decoding_config
+        found = (config.eos_token_id, self.model.config.get_text_config(decoder=True).eos_token_id)
+        ends = next((end for end in found if end is not None), None)
+        if ends is None:
+            raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
+        config.eos_token_id = [ends] if isinstance(ends, int) else list(ends)
+        found = (config.pad_token_id, self.model.config.get_text_config(decoder=True).pad_token_id)
+        config.pad_token_id = next((pad for pad in found if pad is not None), config.eos_token_id[0])
+        return config.eos_token_id, config.pad_token_id
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without data-parallel wrapper; inside autocast, where the arguments say so."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def pairs(self, inputs: dict) -> SequencePairs:
+        """A batch as prompts and targets."""
+        return SequencePairs.of(self.module, inputs, self.pad_id, self.end_ids)
+
+    def decoder(self, pairs: SequencePairs, **changes) -> GenerationConfig:
+        """How a batch is decoded, with the length that its targets allow."""
+        config = copy.deepcopy(self.decoding_config)
+        config.update(max_length=None, max_new_tokens=self._max_new_tokens(pairs), use_cache=True)
+        config.update(return_dict_in_generate=False, output_scores=False, output_logits=False)
+        if unknown := config.update(**changes):
+            raise ValueError(f"arguments of generation must be those of GenerationConfig, got {', '.join(unknown)}")
+        return config
+
+    def _max_new_tokens(self, pairs: SequencePairs) -> int:
+        length = decoding_length(pairs.targets, self.args.max_length_ratio)
+        text_config = self.module.config.get_text_config(decoder=True)
+        limit = getattr(text_config, "max_position_embeddings", None)
+        if limit is None:
+            return length
+        room = limit - (1 if self.module.config.is_encoder_decoder else max(map(len, pairs.prompts)))
+        if room < 1:
+            raise ValueError(f"prompts must leave room for a token, got one of {limit - room} with {limit} positions")
+        return min(length, room)  # a position that the model lacks would be an error in the middle of decoding
+
+    def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
+        """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
+        references, prompts = [pairs.targets[row] for row in rows], [pairs.prompts[row] for row in rows]
+        read = self._texts if self.cost.reads == "texts" else _lists
+        found = self.cost(read(sequences), read(references), read(prompts))
+        return found.to(pairs.targets[0].device)
+
+    def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
+        return self.processing_class.batch_decode(_lists(sequences), skip_special_tokens=True)
+
+    def objective(self, model, inputs):
+        pairs = self.pairs(inputs)
+        if self.model.training:
+            return self.training_terms(model, pairs)
+        rows = list(range(len(pairs)))
+        log_probs = pairs.log_probs(model, rows, pairs.targets)
+        decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs))]
+        count = torch.tensor(len(pairs), device=log_probs.device)
+        logged = {"cost": (self.costs(pairs, rows, decoded).sum(), count)}
+        return LossTerms(-log_probs.sum(), _num_target_tokens(pairs), logged)
+
+    def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
+        """The objective of a batch in training."""
+        raise NotImplementedError
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+        """The predictions are what is decoded, without prompts: as in training, but for what `gen_kwargs` change."""
+        loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
+        if prediction_loss_only or not self.args.predict_with_generate:
+            return loss, None, None
+        pairs = self.pairs(self._prepare_inputs(inputs))
+        asked = gen_kwargs or getattr(self, "_gen_kwargs", {})
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if "max_length" in asked:
+            asked.setdefault("max_new_tokens", None)
+        decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs, **asked))]
+        predictions, _ = pad_right(decoded, self.pad_id)
+        labels, _ = pad_right(pairs.targets, IGNORED)
+        return loss, predictions, labels
+
+
+def _num_target_tokens(pairs: SequencePairs) -> torch.Tensor:
+    return torch.tensor(sum(map(len, pairs.targets)), device=pairs.targets[0].device)
+
+
+def _lists(sequences: list[torch.Tensor]) -> list[list[int]]:
+    return [ids.tolist() for ids in sequences]
