@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+_PART = 2**18  # numbers converted to float64 at a time
+
 Density = Literal["given_noise", "full"]
 
 
@@ -169,5 +171,6 @@ def combine_(
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Inner product, summed in float64: |ε|² of 10^8 numbers is needed to a nat."""
-    return (a * b).sum(dtype=torch.float64)
+    """Inner product in float64, as |ε|² of 10^8 numbers is needed to a nat; in parts, to hold no copy of that size."""
+    parts = zip(a.flatten().split(_PART), b.flatten().split(_PART), strict=True)
+    return sum(torch.dot(x.double(), y.double()) for x, y in parts)

@@ -1,0 +1,93 @@
+"""Pairs of prompts and targets: log probabilities and decoding, for encoder-decoders and causal models."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from hf_ebm.trainers.sequence_pairs import SequencePairs
+from tests.causal_families import CAUSAL, END, PAD, collate_left, collate_right, completion_rows, tiny_causal
+from tests.seq2seq_families import FAMILIES, seq2seq_batch, tiny_seq2seq
+
+GREEDY = GenerationConfig(max_new_tokens=6, eos_token_id=END, pad_token_id=PAD, do_sample=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_the_models_own(family):
+    model, batch = tiny_seq2seq(family), seq2seq_batch(family)
+    pairs = SequencePairs.of(model, batch, model.config.pad_token_id or 0, [2])
+    found = pairs.log_probs(model, range(3), pairs.targets)
+    logs = torch.log_softmax(model(**batch).logits, -1)
+    labels = batch["labels"]
+    each = logs.gather(2, labels.clamp_min(0)[..., None])[..., 0]
+    kept = torch.arange(labels.shape[1]) < torch.tensor([len(target) for target in pairs.targets])[:, None]
+    expected = each.masked_fill(~kept, 0).sum(1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    moved = family in ("mbart", "plbart")  # whose last label is the language, from which decoding starts
+    assert [len(target) for target in pairs.targets] == [n - moved for n in (8, 5, 7)]
+
+
+@pytest.mark.parametrize("collate", [collate_left, collate_right])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_causal_log_probabilities_are_those_of_single_rows(family, collate):
+    model, rows = tiny_causal(family), completion_rows()
+    pairs = SequencePairs.of(model, collate(rows), PAD, [END])
+    found = pairs.log_probs(model, range(len(rows)), pairs.targets)
+    for row, value in zip(rows, found, strict=True):
+        logs = torch.log_softmax(model(row["input_ids"][None]).logits[0, :-1], -1)
+        labels = row["labels"][1:]
+        expected = logs[labels != -100].gather(1, labels[labels != -100][:, None]).sum()
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+    # Other sequences, several of one row.
+    others = [torch.tensor([5, 6, END]), torch.tensor([7]), torch.tensor([5, 5, 5, 5, 5, 5, 5, 5])]
+    found = pairs.log_probs(model, [4, 0, 4], others)
+    for index, ids, value in zip([4, 0, 4], others, found, strict=True):
+        prompt = pairs.prompts[index]
+        logs = torch.log_softmax(model(torch.cat([prompt, ids])[None]).logits[0], -1)
+        expected = sum(logs[len(prompt) - 1 + t, token] for t, token in enumerate(ids))
+        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
+
+
+def greedy_by_hand(model, prompt):
+    ids = prompt.clone()
+    for _ in range(6):
+        ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
+        if int(ids[-1]) == END:
+            break
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("collate", [collate_left, collate_right])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_decoding_is_that_of_single_rows_whatever_the_padding(family, collate):
+    model, rows = tiny_causal(family), completion_rows()
+    pairs = SequencePairs.of(model, collate(rows), PAD, [END])
+    model.train()
+    decoded = pairs.decode(model, GREEDY)
+    assert model.training
+    for prompt, found in zip(pairs.prompts, decoded, strict=True):
+        assert found[0].tolist() == greedy_by_hand(model, prompt).tolist()
+
+
+@pytest.mark.parametrize("family", ["lstm additive", "bart", "t5", "marian"])
+def test_decoded_sequences_have_no_start_token_and_keep_their_end(family):
+    model, batch = tiny_seq2seq(family), seq2seq_batch(family)
+    ends = [model.config.eos_token_id]
+    pairs = SequencePairs.of(model, batch, model.config.pad_token_id, ends)
+    config = GenerationConfig(
+        max_new_tokens=5, eos_token_id=ends, pad_token_id=model.config.pad_token_id, do_sample=True, top_k=0,
+        decoder_start_token_id=model.config.decoder_start_token_id, bos_token_id=getattr(model.config, "bos_token_id", None),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    samples = pairs.decode(model, config, num_samples=4)
+    assert [len(found) for found in samples] == [4, 4, 4]
+    rows = [row for row, found in enumerate(samples) for _ in found]
+    flat = [ids for found in samples for ids in found]
+    assert all(ends[0] not in ids[:-1].tolist() and 1 <= len(ids) <= 5 for ids in flat)
+    torch.manual_seed(0)
+    config.update(num_return_sequences=4, output_logits=True, return_dict_in_generate=True)
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    whole = model.generate(**inputs, generation_config=config)
+    logs = torch.log_softmax(torch.stack(whole.logits, 1).double(), -1)  # of the model, before anything is forced
+    scores = logs.gather(2, whole.sequences[:, 1:, None])[..., 0]
+    for row, (ids, value) in enumerate(zip(flat, pairs.log_probs(model, rows, flat), strict=True)):
+        torch.testing.assert_close(value.double(), scores[row, : len(ids)].sum(), rtol=1e-5, atol=1e-5)
