@@ -69,4 +69,7 @@ class MinimumRiskTrainer(SampledRiskTrainer):
 
 def distinct(sequences: list[torch.Tensor]) -> list[torch.Tensor]:
     """Each different sequence once, in the order of their first appearance."""
-    return list({tuple(ids.tolist()): ids for ids in reversed(sequences)}.values())[::-1]
+    found: dict[tuple, torch.Tensor] = {}
+    for ids in sequences:
+        found.setdefault(tuple(ids.tolist()), ids)
+    return list(found.values())

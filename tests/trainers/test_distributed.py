@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 
+from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("distributed")
-    script = ["-m", "tests.trainers.distributed_run", str(folder)]
+def run_both(folder, script):
+    """Runs a script with one process and with two."""
+    script = ["-m", script, str(folder)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     for start in (script, [*launcher, *script]):
         done = subprocess.run(
@@ -21,6 +21,16 @@ def runs(tmp_path_factory):
         )
         assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return run_both(tmp_path_factory.mktemp("distributed"), "tests.trainers.distributed_run")
+
+
+@pytest.fixture(scope="module")
+def task_loss_runs(tmp_path_factory):
+    return run_both(tmp_path_factory.mktemp("task_loss"), "tests.trainers.task_loss_run")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,3 +45,20 @@ def test_the_update_of_two_processes_is_that_of_one(kind, runs):
         if name in one_log:
             assert two_log[name] == pytest.approx(one_log[name], rel=1e-6)
     assert two_log["loss"] == pytest.approx(one_log["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", TASK_LOSS_KINDS)
+def test_updates_for_a_cost_are_those_of_one_process(kind, task_loss_runs):
+    """MGS: every process sees every batch, decodes for its share of the candidates, and makes the same update."""
+    (one_logs, one, decodes), (two_logs, two, half), (_, other, rest) = (
+        torch.load(task_loss_runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
+        assert torch.equal(two[name], other[name])
+    if kind.startswith("mgs"):
+        assert all(torch.equal(two[name], value) for name, value in one.items())
+        assert half == rest == decodes / 2
+    for one_log, two_log in zip(one_logs, two_logs, strict=True):
+        for name, value in one_log.items():
+            assert two_log[name] == pytest.approx(value, rel=1e-5), name

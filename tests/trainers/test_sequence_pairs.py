@@ -75,7 +75,8 @@ def test_decoded_sequences_have_no_start_token_and_keep_their_end(family):
     pairs = SequencePairs.of(model, batch, model.config.pad_token_id, ends)
     config = GenerationConfig(
         max_new_tokens=5, eos_token_id=ends, pad_token_id=model.config.pad_token_id, do_sample=True, top_k=0,
-        decoder_start_token_id=model.config.decoder_start_token_id, bos_token_id=getattr(model.config, "bos_token_id", None),
+        decoder_start_token_id=model.config.decoder_start_token_id,
+        bos_token_id=getattr(model.config, "bos_token_id", None),
     )  # fmt: skip
     torch.manual_seed(0)
     samples = pairs.decode(model, config, num_samples=4)

@@ -1,0 +1,63 @@
+"""Two updates of each trainer for a cost, for `test_task_loss_distributed`: with two processes, and alone with one."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from hf_ebm.trainers import MGSTrainer
+from tests.causal_families import END, PAD, completion_rows, tiny_causal
+from tests.trainers import test_mgs, test_sampled_risk
+
+SAMPLING = GenerationConfig(do_sample=True, top_k=0, eos_token_id=END, pad_token_id=PAD)
+KINDS = {
+    "mgs": {"learning_rate": 0.3},
+    "mgs, sampled, dropout, accumulated": {"generation_config": SAMPLING, "gradient_accumulation_steps": 2},
+    **{kind: {} for kind in test_sampled_risk.KINDS},
+}
+
+
+def trainer_of(kind: str, folder: Path, processes: int):
+    rows = completion_rows(16)  # any four of them have the same longest target, and so the same decoding length
+    if kind.startswith("mgs"):  # every process sees every batch
+        model = tiny_causal(dtype=torch.float32)
+        if "dropout" in kind:
+            for module in model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.2
+        return test_mgs.trainer_of(
+            folder, model, rows, max_steps=2, per_device_train_batch_size=4, num_candidates=5, **KINDS[kind]
+        )
+    trainer = test_sampled_risk.trainer_of(
+        kind, folder, tiny_causal(), rows, max_steps=2, per_device_train_batch_size=8 // processes
+    )
+
+    def fixed(pairs, count, temperature=1.0):
+        """Candidates that depend on the row alone, where processes would draw their own."""
+        return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets]
+
+    trainer.sample = fixed
+    return trainer
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for kind in KINDS:
+        trainer = trainer_of(kind, Path(folder) / "work", processes)
+        decodes = []
+        if isinstance(trainer, MGSTrainer):
+            costs = trainer.costs
+            trainer.costs = lambda *given, costs=costs, decodes=decodes: decodes.append(1) or costs(*given)
+        trainer.train()
+        logged = [{k: v for k, v in log.items() if k != "grad_norm"} for log in trainer.state.log_history[:2]]
+        state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        name = f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt"
+        torch.save((logged, state, len(decodes)), Path(folder) / name)
+        trainer.accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

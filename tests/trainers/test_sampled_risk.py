@@ -1,0 +1,240 @@
+"""Minimum risk and policy gradient: hand-written steps over the drawn candidates, the whole output space, logs."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from hf_ebm.objectives.sequence_costs import normalized_edit_distance
+from hf_ebm.trainers import MinimumRiskConfig, MinimumRiskTrainer, PolicyGradientConfig, PolicyGradientTrainer
+from hf_ebm.trainers.minimum_risk import distinct
+from tests.causal_families import END, collate_left, collate_right, completion_rows, tiny_causal
+from tests.seq2seq_families import tiny_seq2seq
+from tests.trainers.test_mgs import greedy_predictions
+from tests.trainers.test_trainers import collate, rows
+
+KINDS = {
+    "minimum risk": (MinimumRiskTrainer, MinimumRiskConfig, {"sharpness": 0.7}),
+    "minimum risk, mixed": (
+        MinimumRiskTrainer,
+        MinimumRiskConfig,
+        {"include_target": False, "cross_entropy_weight": 0.3, "sampling_temperature": 2.0},
+    ),
+    "self-critical": (PolicyGradientTrainer, PolicyGradientConfig, {"num_candidates": 3}),
+    "running mean, mixed": (
+        PolicyGradientTrainer,
+        PolicyGradientConfig,
+        {"baseline": "running_mean", "cross_entropy_weight": 0.5},
+    ),
+}
+
+
+def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right, cost=None, **settings):
+    trainer_class, config_class, own = KINDS[kind]
+    defaults = dict(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=1, learning_rate=0.1, optim="sgd",
+        lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True, save_strategy="no",
+        logging_steps=1, disable_tqdm=True, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    args = config_class(**{**defaults, **own, **settings})
+    model = tiny_causal() if model is None else model
+    dataset = completion_rows() if dataset is None else dataset
+    trainer = trainer_class(
+        model, args, cost=cost, train_dataset=dataset, eval_dataset=completion_rows(5, 9), data_collator=collator
+    )
+    trainer.drawn = []
+    sample = trainer.sample
+
+    def remembered(*arguments, **options):
+        trainer.drawn.append(sample(*arguments, **options))
+        return trainer.drawn[-1]
+
+    trainer.sample = remembered
+    return trainer
+
+
+def log_prob_by_hand(model, prompt, ids):
+    logs = torch.log_softmax(model(torch.cat([prompt, ids])[None]).logits[0], -1)
+    return sum(logs[len(prompt) - 1 + t, token] for t, token in enumerate(ids))
+
+
+def loss_by_hand(trainer, model, data, drawn, past=0.0):
+    """Mean over rows, one sequence at a time."""
+    args, losses = trainer.args, []
+    greedy = greedy_predictions(model, collate_right(data))
+    for row, candidates, decoded in zip(data, drawn, greedy, strict=True):
+        target = row["labels"][row["labels"] != -100]
+        prompt = row["input_ids"][: len(row["input_ids"]) - len(target)]
+        if isinstance(trainer, MinimumRiskTrainer):
+            candidates = [*([target] if args.include_target else []), *candidates]
+            candidates = [torch.tensor(ids) for ids in {tuple(ids.tolist()) for ids in candidates}]
+        costs = normalized_edit_distance(candidates, [target] * len(candidates)).double()
+        logs = torch.stack([log_prob_by_hand(model, prompt, ids) for ids in candidates])
+        if isinstance(trainer, MinimumRiskTrainer):
+            powers = logs.exp() ** args.sharpness
+            loss = (powers / powers.sum() * costs).sum()
+        else:
+            self_critical = args.baseline == "self_critical"
+            baseline = normalized_edit_distance([decoded], [target]).double() if self_critical else past
+            loss = ((costs - baseline) * logs).mean()
+        losses.append(loss - args.cross_entropy_weight * log_prob_by_hand(model, prompt, target) / len(target))
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("collator", [collate_right, collate_left])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_equals_a_hand_written_one(kind, collator, tmp_path):
+    model, data = tiny_causal(), completion_rows()
+    before = copy.deepcopy(model)
+    trainer = trainer_of(kind, tmp_path, model, collator=collator)
+    trainer.train()
+    loss = loss_by_hand(trainer, before, data, trainer.drawn[0])
+    loss.backward()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    for start, found in zip(before.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, start - 0.1 * start.grad, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulation_is_a_mean_over_all_rows(kind, tmp_path):
+    """Batches of 3, 3 and 2 rows: each batch has its own draws, every row the same weight."""
+    model, data = tiny_causal(), completion_rows()
+    before = copy.deepcopy(model)
+    trainer = trainer_of(kind, tmp_path, model, per_device_train_batch_size=3, gradient_accumulation_steps=3)
+    trainer.train()
+    parts = [data[:3], data[3:6], data[6:]]
+    losses = [loss_by_hand(trainer, before, part, drawn) for part, drawn in zip(parts, trainer.drawn, strict=True)]
+    (sum(len(part) * loss for part, loss in zip(parts, losses, strict=True)) / 8).backward()
+    for start, found in zip(before.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, start - 0.1 * start.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_samples_follow_the_model(tmp_path):
+    """Total variation of the first token against the model's own distribution, no top-k of a default cutting it."""
+    model, row = tiny_causal(), completion_rows(1)
+    model.generation_config.update(top_k=2, temperature=0.1, do_sample=True)
+    trainer = trainer_of("self-critical", tmp_path, model, row, num_candidates=4000)
+    trainer.train()
+    counts = torch.zeros(23, dtype=torch.float64)
+    for ids in trainer.drawn[0][0]:
+        counts[ids[0]] += 1 / 4000
+    prompt = row[0]["input_ids"][row[0]["labels"] == -100]
+    expected = torch.softmax(tiny_causal()(prompt[None]).logits[0, -1], -1)
+    distance = float((counts - expected).abs().sum() / 2)
+    bound = float((expected * (1 - expected) / 4000).sqrt().sum())
+    assert distance < bound
+    colder = torch.softmax(tiny_causal()(prompt[None]).logits[0, -1] / 0.7, -1)
+    assert float((counts - colder).abs().sum() / 2) > bound  # a temperature would be noticed
+
+
+def test_the_policy_gradient_is_that_of_the_expected_cost(tmp_path):
+    """Many samples of one row against all sequences of up to two tokens; within the Monte Carlo error."""
+    count, data = 6000, completion_rows(1)
+    data[0] = {name: value[:4] for name, value in data[0].items()}
+    data[0]["input_ids"][-1] = data[0]["labels"][-1] = END  # two targets: at most ceil(1.0 * 2) tokens are decoded
+    model = tiny_causal()
+    before = copy.deepcopy(model)
+    trainer = trainer_of("self-critical", tmp_path, model, data, num_candidates=count, max_length_ratio=1.0)
+    trainer.train()
+    prompt, target = data[0]["input_ids"][:2], data[0]["input_ids"][2:]
+    every = [torch.tensor([END])] + [torch.tensor([a, b]) for a in range(23) if a != END for b in range(23)]
+    costs = normalized_edit_distance(every, [target] * len(every)).double()
+    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every)
+    assert logs.exp().sum().item() == pytest.approx(1, abs=1e-9)
+    assert logs[0].item() == pytest.approx(log_prob_by_hand(before, prompt, every[0]).item())
+    (logs.exp() * costs).sum().backward()
+    exact = torch.cat([p.grad.flatten() for p in before.parameters()])
+    found = torch.cat([
+        (start - after).detach().flatten() / 0.1
+        for start, after in zip(before.parameters(), model.parameters(), strict=True)
+    ])  # fmt: skip
+    relative = float((found - exact).norm() / exact.norm())
+    assert relative < 0.25
+    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every)
+    shuffled = costs[torch.randperm(len(costs), generator=torch.Generator().manual_seed(0))]
+    other = torch.autograd.grad((logs.exp() * shuffled).sum(), list(before.parameters()))
+    assert float((found - torch.cat([g.flatten() for g in other])).norm() / exact.norm()) > 0.6  # other costs: noticed
+
+
+def test_the_running_mean_is_of_earlier_steps(tmp_path):
+    trainer = trainer_of(
+        "running mean, mixed", tmp_path, max_steps=4, per_device_train_batch_size=2, running_mean_decay=0.75,
+        gradient_accumulation_steps=2, cross_entropy_weight=0.0,
+    )  # fmt: skip
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "baseline" in log]
+    mean = 0.0
+    for index, log in enumerate(logs):
+        assert log["baseline"] == pytest.approx(mean, rel=1e-6)
+        mean = log["candidate_cost"] if index == 0 else 0.75 * mean + 0.25 * log["candidate_cost"]
+    assert trainer.running_mean.value == pytest.approx(mean)
+    trainer.args.max_steps = 1
+    trainer.train()
+    assert [log for log in trainer.state.log_history if "baseline" in log][-1]["baseline"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_same_run(kind, tmp_path):
+    settings = dict(
+        per_device_train_batch_size=2, save_strategy="steps", save_steps=3, optim="adamw_torch", max_steps=6
+    )
+    whole = trainer_of(kind, tmp_path / "a", **settings)
+    whole.train()
+    again = trainer_of(kind, tmp_path / "b", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    for one, two in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("family", ["lstm additive", "lstm fixed", "bart", "t5", "marian", "mbart"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_seq2seq_models(kind, family, tmp_path):
+    model = tiny_seq2seq(family)
+    before = copy.deepcopy(model)
+    trainer = trainer_of(kind, tmp_path, model, rows(), collate)
+    trainer.train()
+    assert math.isfinite(trainer.state.log_history[0]["loss"])
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), model.parameters(), strict=True))
+
+
+def test_logs_of_minimum_risk(tmp_path):
+    trainer = trainer_of("minimum risk", tmp_path)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    candidates = [distinct([row["labels"][row["labels"] != -100], *found])
+                  for row, found in zip(completion_rows(), trainer.drawn[0], strict=True)]  # fmt: skip
+    assert log["num_distinct"] == pytest.approx(sum(map(len, candidates)) / 8)
+    assert log["risk"] == pytest.approx(log["loss"], rel=1e-6)
+
+
+def test_equal_candidates_count_once():
+    ids = [torch.tensor(row) for row in ([3, 1], [4, 1], [3, 1], [3], [4, 1])]
+    assert [row.tolist() for row in distinct(ids)] == [[3, 1], [4, 1], [3]]
+
+
+def test_costs_of_a_thousand_nats_train(tmp_path):
+    def huge(predictions, references):
+        return [1000.0 + len(row) for row in predictions]
+
+    huge.reads = "ids"
+    for kind in KINDS:
+        trainer = trainer_of(kind, tmp_path, tiny_causal(dtype=torch.float32), cost=huge)
+        trainer.train()
+        assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("minimum risk", {"num_candidates": 0}, "num_candidates must be 1 or more, got 0"),
+        ("minimum risk", {"sharpness": 0.0}, "sharpness must be positive, got 0"),
+        ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be positive"),
+        ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must not be negative"),
+        ("self-critical", {"baseline": "none"}, "baseline must be one of self_critical, running_mean, got 'none'"),
+        ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be at least 0 and less than 1"),
+    ],
+)
+def test_refusals(kind, settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(kind, tmp_path, **settings)
