@@ -122,6 +122,8 @@ class MGSTrainer(TaskLossTrainer):
         loss.backward()
 
         searched = [parameter for parameter in parameters if parameter.grad is not None]
+        for parameter in searched:
+            parameter.grad = parameter.grad.contiguous()
         directions = [parameter.grad for parameter in searched]
         norm = torch.nn.utils.get_total_norm(directions)
         for direction in directions:

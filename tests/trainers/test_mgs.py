@@ -76,7 +76,7 @@ def direction_by_hand(model, batch, seed, alpha, mixture=0.5, count=3):
     steps = [-g * min(1.0, 1.0 / (float(norm) + 1e-6)) for g in gradients]
     cost, deltas, logs, costs = cost_by_hand(model, batch), [], [], []
     for candidate in draw_candidates(seed, count, mixture):
-        noises = list(noise_of(candidate, steps))
+        noises = [noise.clone().view(steps[i].shape) for i, _, noise in noise_of(candidate, steps)]
         deltas.append([candidate.from_likelihood * g + g.abs().mean() * e for g, e in zip(steps, noises, strict=True)])
         costs.append(cost_by_hand(shifted(model, deltas[-1]), batch))
         # In a thousand dimensions the other component has no density here: the mixture weight is left.

@@ -1,0 +1,109 @@
+"""What a step of parameter search (MGS) costs, against its parts done apart.
+
+The bound is 1.15 times (one step of maximum likelihood + (K + 1) decodings of the batch), at K = 4. Both sides run the
+same model on the same batch through the same Trainer; decoding never ends before the full length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Callable
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
+
+from benchmarks.common import describe_machine, print_table
+from benchmarks.search_training import bart, batch_of, lstm, medians
+from hf_ebm.trainers import MGSConfig, MGSTrainer
+
+CANDIDATES = 4
+
+
+def gpt2(vocab_size: int) -> torch.nn.Module:
+    """The shape of the embedded causal model."""
+    config = GPT2Config(
+        vocab_size=vocab_size, n_positions=256, n_embd=256, n_inner=768, n_layer=6, n_head=4, eos_token_id=3,
+        pad_token_id=0, bos_token_id=2,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).train()
+
+
+# name: (model, vocabulary, rows, target tokens of each): 1,024 tokens a batch, as in the paper (appendix A.4)
+SHAPES = {
+    "GPT-2 6 x 256, V = 4,000": (gpt2, 4_000, 32, 32),
+    "BART 3 x 256, V = 8,000": (bart, 8_000, 32, 32),
+    "LSTM 256, V = 43": (lstm, 43, 128, 8),
+}
+
+
+def programs(make: Callable, vocab_size: int, rows: int, length: int) -> dict[str, Callable[[], None]]:
+    """A step of maximum likelihood, a decoding of the batch, and a step of the search."""
+    torch.manual_seed(0)
+    model = make(vocab_size)
+    batch = batch_of(vocab_size, rows, length)
+    if not model.config.is_encoder_decoder:  # prompts of ten tokens
+        ids = torch.cat([batch["input_ids"][:, :10], batch["labels"]], 1)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        batch["labels"][:, :10] = -100
+    args = MGSConfig(
+        tempfile.mkdtemp(), num_candidates=CANDIDATES, report_to=[], use_cpu=True, max_steps=1000, save_strategy="no",
+        max_length_ratio=1.3, disable_tqdm=True, max_grad_norm=1.0,
+    )  # fmt: skip
+    model.generation_config.min_new_tokens = math.ceil(1.3 * length)
+    trainer = MGSTrainer(model, args, train_dataset=[{}], data_collator=lambda rows: batch)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.create_optimizer()
+    pairs = trainer.pairs(batch)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        trainer.optimizer.step()
+        model.zero_grad()
+
+    def likelihood() -> None:
+        model.train()
+        (-pairs.log_probs(model, range(rows), pairs.targets).sum() / (rows * length)).backward()
+        update()
+
+    def search() -> None:
+        trainer.training_step(model, batch)
+        update()
+
+    def decode() -> None:
+        pairs.decode(model, trainer.decoder(pairs))
+
+    return {"likelihood": likelihood, "decoding": decode, "search": search}
+
+
+def time_rows(repeats: int):
+    """A row for each shape."""
+    for name, shape in SHAPES.items():
+        found = medians(programs(*shape), repeats)
+        bound = found["likelihood"] + (CANDIDATES + 1) * found["decoding"]
+        yield [name, *(1e3 * found[key] for key in ("likelihood", "decoding", "search")), found["search"] / bound]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    print(describe_machine())
+    header = [
+        "model",
+        "likelihood step, ms",
+        "one decoding, ms",
+        "search step, ms",
+        "search / (likelihood + 5 decodings)",
+    ]
+    print_table(header, time_rows(arguments.repeats))
+
+
+if __name__ == "__main__":
+    main()
