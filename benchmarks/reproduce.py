@@ -7,6 +7,7 @@ Writes `NAME.md` and `NAME.json` (raw runs, seeds, machine, command, date) to `b
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +18,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the bench
 import torch
 from transformers.utils import logging
 
-from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1
+from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1, parameter_search
+from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
 from benchmarks.reproduction.report import RESULTS, Report
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the thesis: its title, columns and what fills it."""
+    """A table: its title, columns, what fills it, and where its models are trained."""
 
     title: str
     columns: list[str]
-    fill: Callable[[Laboratory, Report], None]
+    fill: Callable[[Laboratory | CompletionLaboratory, Report], None]
+    laboratory: type[Laboratory] | type[CompletionLaboratory] = Laboratory
 
 
 _SPLITS = ("validation", "test")
@@ -62,7 +65,31 @@ TABLES = {
         "BLEU by input length", [f"{low}-{high - 1} letters" for low, high in chapter_5.LENGTHS], chapter_5.table_5_6
     ),
 }
-FIGURES = {"thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw)}
+_COMPLETION = list(parameter_search.METRICS)
+_ABLATION = ["Cost", "Nonterm", "PPL"]
+TABLES |= {
+    "mgs-1": Table("text completion, test", _COMPLETION, parameter_search.table_1, CompletionLaboratory),
+    "mgs-4": Table(
+        "transcription: MGS, minimum risk, policy gradient",
+        [f"{metric} {split}" for split in _SPLITS for metric in ("BLEU", "SBLEU", "MET.", "PER")],
+        parameter_search.table_4,
+    ),
+    "mgs-6": Table("text completion, validation", _COMPLETION, parameter_search.table_6, CompletionLaboratory),
+    "mgs-7": Table("parts of the proposal", _ABLATION, parameter_search.table_7, CompletionLaboratory),
+    "mgs-figure-4": Table("sharpness of the weights", _ABLATION, parameter_search.table_figure_4, CompletionLaboratory),
+}
+FIGURES = {
+    "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
+    "mgs-figures-1-2-3": ("cost and weights in training", parameter_search.draw_training),
+}
+
+
+@functools.cache  # tables share data and models
+def laboratory_of(kind: type, quick: bool, folder: Path) -> Laboratory | CompletionLaboratory:
+    """The laboratory of that kind, at full size or quick."""
+    if kind is CompletionLaboratory:
+        return kind(QUICK_COMPLETION if quick else CompletionScale(), folder)
+    return kind(QUICK if quick else Scale(), folder)
 
 
 def main() -> None:
@@ -92,12 +119,12 @@ def main() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     results = RESULTS / "quick" if arguments.quick else RESULTS
-    laboratory = Laboratory(QUICK if arguments.quick else Scale(), arguments.work_dir)
     for name in arguments.names:
-        laboratory.used.clear()
         if name in FIGURES:
-            print(f"{name}: {FIGURES[name][1](results, arguments.quick)}")
+            print(f"{name}: {FIGURES[name][1](results, arguments.quick, arguments.work_dir)}")
             continue
+        laboratory = laboratory_of(TABLES[name].laboratory, arguments.quick, arguments.work_dir)
+        laboratory.used.clear()
         report = Report(name, TABLES[name].title, TABLES[name].columns, list(laboratory.scale.seeds))
         TABLES[name].fill(laboratory, report)
         print(report.save(results, sum(laboratory.used.values())))

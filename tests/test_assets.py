@@ -6,9 +6,17 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from hf_ebm.assets import KJV_MASKED_LM, held_out_clauses, load_embedded
+from hf_ebm.assets import (
+    KJV_CAUSAL_LM,
+    KJV_MASKED_LM,
+    held_out_clauses,
+    held_out_verses,
+    load_embedded,
+    load_embedded_causal,
+    train_causal_lm,
+)
 from hf_ebm.assets.train_masked_lm import held_out_loss
-from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, split_clauses
+from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, completion_rows, split_clauses
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +74,61 @@ def test_clauses_are_whole_and_of_the_stated_length():
     assert clauses[:2] == ["And God said, Let there be light:", "and there was light."]
     assert split_clauses("Jesus wept.") == []
     assert all(MIN_WORDS <= len(clause.split()) <= MAX_WORDS for clause in held_out_clauses())
+
+
+@pytest.fixture(scope="module")
+def causal():
+    return load_embedded_causal()
+
+
+def test_size_precision_and_card_of_the_causal_model():
+    assert sum(path.stat().st_size for path in KJV_CAUSAL_LM.iterdir()) <= 12e6
+    assert json.loads((KJV_CAUSAL_LM / "config.json").read_text())["dtype"] == "float16"
+    results = json.loads((KJV_CAUSAL_LM / "training_results.json").read_text())
+    card = ModelCard.load(KJV_CAUSAL_LM / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert all(f"{loss:.2f}" in card.text for loss in results["loss"].values())
+    assert all(phase["command"] in card.text for phase in results["phases"])
+    assert len([line for line in card.text.splitlines() if line[:2].strip(".").isdigit()]) >= 20
+
+
+def test_the_stated_loss_is_the_causal_models(causal):
+    model, tokenizer = causal
+    stated = json.loads((KJV_CAUSAL_LM / "training_results.json").read_text())["loss"]["test"]
+    assert train_causal_lm.held_out_loss(model, tokenizer, held_out_verses()[1][::6]) == pytest.approx(stated, abs=0.1)
+
+
+def test_both_models_share_their_tokens_and_held_out_text(causal, embedded):
+    assert causal[1].get_vocab() == embedded[1].get_vocab()
+    validation, test = held_out_verses()
+    assert len(validation) + len(test) == 1555 and not set(validation) & set(test) - {
+        v for v in validation if v in test
+    }
+    text = " ".join([*validation, *test])
+    assert all(clause in text for clause in held_out_clauses()[::50])
+
+
+def test_the_causal_model_prefers_the_book_and_ends_its_samples(causal):
+    model, tokenizer = causal
+    verses = held_out_verses()[1][:40]
+    shuffled = [" ".join(verse.split()[::-1]) for verse in verses]
+    better = [train_causal_lm.held_out_loss(model, tokenizer, [one]) for one in (verses[0], shuffled[0])]
+    assert better[0] < better[1]
+    assert train_causal_lm.held_out_loss(model, tokenizer, shuffled) > 1.5 * train_causal_lm.held_out_loss(
+        model, tokenizer, verses
+    )
+    torch.manual_seed(0)
+    start = torch.full((16, 1), tokenizer.cls_token_id)
+    ids = model.generate(input_ids=start, do_sample=True, top_k=0, max_new_tokens=120)
+    assert float((ids == tokenizer.sep_token_id).any(1).double().mean()) > 0.8
+
+
+def test_rows_of_completions(causal):
+    tokenizer = causal[1]
+    verses = ["Jesus wept.", "And God said, Let there be light: and there was light, and it was so."]
+    rows = completion_rows(verses, tokenizer, prompt_length=6)
+    whole = tokenizer(verses[1])["input_ids"]
+    assert len(rows) == 1 and rows[0]["input_ids"] == whole and rows[0]["attention_mask"] == [1] * len(whole)
+    assert rows[0]["labels"] == [-100] * 6 + whole[6:] and whole[-1] == tokenizer.sep_token_id
+    assert len(completion_rows(verses, tokenizer, prompt_length=len(whole) - 1)) == 0
+    assert len(completion_rows(verses, tokenizer, prompt_length=len(whole) - 2)) == 1

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reproduce import TABLES
-from benchmarks.reproduction import figure_3_1
+from benchmarks.reproduction import completion, figure_3_1, parameter_search
+from benchmarks.reproduction.completion import CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from benchmarks.reproduction.report import Report
+from hf_ebm.assets import held_out_verses
 
 TINY = Scale(32, 80, 1, 1, 2, (1, 2))
 
@@ -21,6 +23,8 @@ def test_everything_is_listed():
     done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=True)
     wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "figure-3.1"]
     assert re.findall(r"^thesis-(\S+)", done.stdout, re.M) == wanted
+    wanted = ["1", "4", "6", "7", "figure-4", "figures-1-2-3"]
+    assert re.findall(r"^mgs-(\S+)", done.stdout, re.M) == wanted
 
 
 def test_a_report_compares_seed_by_seed(tmp_path):
@@ -41,7 +45,7 @@ def test_a_report_compares_seed_by_seed(tmp_path):
     assert raw["rows"]["c"]["column"] == [1.0, 9.0, 4.0] and raw["seeds"] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4"])
+@pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4", "mgs-4"])
 def test_a_table_runs(name, tmp_path):
     laboratory = Laboratory(TINY, tmp_path)
     report = Report(name, TABLES[name].title, TABLES[name].columns)
@@ -52,9 +56,39 @@ def test_a_table_runs(name, tmp_path):
     assert filled == set(report.columns)
 
 
+@pytest.fixture
+def completion_laboratory(tmp_path, monkeypatch):
+    """Trains on held-out verses: the text itself comes from a Debian package."""
+    monkeypatch.setattr(completion, "load_kjv_verses", lambda folder: held_out_verses())
+    return CompletionLaboratory(CompletionScale(8, 4, 2, 12, (1, 2)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mgs-1", "mgs-7"])
+def test_a_table_of_completions_runs(name, completion_laboratory):
+    report = Report(name, TABLES[name].title, TABLES[name].columns, [1, 2])
+    TABLES[name].fill(completion_laboratory, report)
+    rows = {row: runs for row, runs in report.rows.items() if row != "Human"}
+    assert all(set(runs) == set(report.columns) for runs in rows.values())
+    assert all(len(values) == 2 for runs in rows.values() for values in runs.values())
+    if name == "mgs-1":
+        mean = report.rows["Human"]["Avg. len"][0]
+        verses = [row["labels"] for row in completion_laboratory.rows("test")]
+        assert mean == pytest.approx(sum(sum(label != -100 for label in row) for row in verses) / 4)
+        assert report.rows["Human"]["Nonterm"] == [0.0] and report.rows["Human"]["Edit"] == [0.0]
+
+
+def test_figures_of_the_search_in_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(completion, "load_kjv_verses", lambda folder: held_out_verses())
+    monkeypatch.setattr(parameter_search, "QUICK_COMPLETION", CompletionScale(8, 4, 2, 12, (1,)))
+    parameter_search.draw_training(tmp_path, True, tmp_path / "work")
+    assert (tmp_path / "mgs-figures-1-2-3.png").stat().st_size > 10_000
+    curves = json.loads((tmp_path / "mgs-figures-1-2-3.json").read_text())["curves"]
+    assert all(len(run) == 2 for lines in curves.values() for runs in lines.values() for run in runs)
+
+
 def test_the_figure_shows_jumps_of_the_hard_objective_alone(tmp_path):
     """Between neighbouring points the soft curves move far less than the hard one, for a mild alpha."""
-    figure_3_1.draw(tmp_path, quick=True)
+    figure_3_1.draw(tmp_path, True, tmp_path)
     assert (tmp_path / "thesis-figure-3.1.png").stat().st_size > 10_000
     jumps = json.loads((tmp_path / "thesis-figure-3.1.json").read_text())["largest_jump"]
     assert jumps["hard argmax"] > 3 * jumps["soft, α = 1"]

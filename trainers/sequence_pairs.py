@@ -89,7 +89,8 @@ class EncoderDecoderPairs(SequencePairs):
         labels, _ = pad_right(sequences, IGNORED)
         shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
         expanded = {name: value[index] for name, value in self.inputs.items() if torch.is_tensor(value)}
-        outputs = model(**expanded, decoder_input_ids=shifted.masked_fill(shifted == IGNORED, self.pad_id))
+        decoder_input_ids = shifted.masked_fill(shifted == IGNORED, self.pad_id)
+        outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
         return sequence_log_probs(outputs.logits, labels)
 
     def _generate(self, model, config):

@@ -76,6 +76,7 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     def __init__(self, model=None, args=None, *, cost: str | Callable | SequenceCost | None = None, **kwargs):
         own_generation_config = getattr(model, "generation_config", None)
+        own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
         if args.n_gpu > 1:
             raise ValueError(
@@ -85,6 +86,8 @@ class TaskLossTrainer(SearchAwareTrainer):
         self.decoding_config = copy.deepcopy(self.model.generation_config)
         if args.generation_config is not None and own_generation_config is not None:  # which the stock trainer replaced
             self.model.generation_config = own_generation_config
+        if own_use_cache is not None:  # as well; whether to cache is said in every call here
+            self.model.config.use_cache = own_use_cache
         self.cost = as_cost(args.cost if cost is None else cost)
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")

@@ -44,16 +44,14 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
     return curves
 
 
-def draw(results: Path, quick: bool) -> Path:
+def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
-    import tempfile
-
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    laboratory = Laboratory(Scale(4_000 if quick else 20_000, 200), Path(tempfile.mkdtemp()))
+    laboratory = Laboratory(Scale(4_000 if quick else 20_000, 200), folder)
     task = laboratory.task("stress")
     model = laboratory.model(Recipe("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
     rows = [row for row in task.encoded["train"] if len(row["labels"]) == 11][:4]

@@ -1,4 +1,4 @@
-"""Trains and evaluates sequence-to-sequence models for the tables of thesis chapters 3 to 5, each run once.
+"""Trains and evaluates sequence-to-sequence models for the tables, each run once.
 
 A run is fixed by its recipe and seed; its model and scores are kept in a working folder under a digest of them, so that
 tables share what they have in common, and an interrupted table goes on where it was.
@@ -24,9 +24,16 @@ from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scor
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.decomposable_costs import HammingCost
+from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.trainers import (
     CrossEntropyTrainer,
+    MGSConfig,
+    MGSTrainer,
+    MinimumRiskConfig,
+    MinimumRiskTrainer,
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
     SearchAwareConfig,
@@ -41,6 +48,9 @@ TRAINERS = {
     "self-normalized": (SelfNormalizedConfig, SelfNormalizedTrainer),
     "scheduled-sampling": (ScheduledSamplingConfig, ScheduledSamplingTrainer),
     "soft-beam": (SoftBeamConfig, SoftBeamTrainer),
+    "mgs": (MGSConfig, MGSTrainer),
+    "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer),
+    "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer),
 }
 DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
 
@@ -103,7 +113,7 @@ class Laboratory:
 
     def model(self, recipe: Recipe, seed: int) -> PreTrainedModel:
         """The trained model, from the folder if it is there."""
-        target = self.folder / _digest(recipe, seed, self.scale)
+        target = self.folder / digest(recipe, seed, self.scale)
         if not (target / "config.json").exists():
             self._train(recipe, seed, target)
         self.used[target.name] = next(
@@ -114,11 +124,11 @@ class Laboratory:
     def training_logs(self, recipe: Recipe, seed: int) -> list[dict]:
         """What the trainer logged, the final evaluation last."""
         self.model(recipe, seed)
-        return json.loads((self.folder / _digest(recipe, seed, self.scale) / "logs.json").read_text())
+        return json.loads((self.folder / digest(recipe, seed, self.scale) / "logs.json").read_text())
 
     def scores(self, recipe: Recipe, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
-        key = _digest(recipe, seed, self.scale, split, asdict(decoding))
+        key = digest(recipe, seed, self.scale, split, asdict(decoding))
         path = self.folder / "scores" / f"{key}.json"
         model = self.model(recipe, seed)
         if not path.exists():
@@ -232,6 +242,11 @@ class Task:
         scores = transcription_scores(predictions, references)
         scores = {name: value if name == "bleu" else 100 * value for name, value in scores.items()}
         scores |= ngram_overlap(predictions, references)
+        for name, cost in (
+            ("sentence_bleu", sentence_bleu_cost),
+            ("meteor_without_synonyms", meteor_without_synonyms_cost),
+        ):
+            scores[name] = 100 * (1 - float(cost(predictions, references).mean()))
         lengths = [len(source.split()) for source in texts["source"]]
         for low, high in LENGTHS:
             rows = [row for row, length in enumerate(lengths) if low <= length < high]
@@ -243,6 +258,7 @@ class Task:
 LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
 
 
-def _digest(*parts) -> str:
+def digest(*parts) -> str:
+    """A name for what is kept of a run."""
     described = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Embedded trained models, so that everything runs without a network, and the scripts that made them.
 
 - `kjv_masked_lm/`: a small masked language model of King James Bible clauses, its tokenizer, card and held-out text.
-- `train_masked_lm.py` trains it, `write_card.py` writes its card.
+- `kjv_causal_lm/`: a small causal language model of whole verses, with the same tokenizer and held-out verses.
+- `train_masked_lm.py`, `train_causal_lm.py` train them, `write_card.py` writes their cards, `embedding.py` is shared.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import torch
 
+from hf_ebm.data.kjv import split_held_out
+
 KJV_MASKED_LM = Path(__file__).parent / "kjv_masked_lm"
+KJV_CAUSAL_LM = Path(__file__).parent / "kjv_causal_lm"
 
 
 def load_embedded(energy: str = "local", **kwargs):
@@ -34,3 +38,25 @@ def load_embedded(energy: str = "local", **kwargs):
 def held_out_clauses() -> list[str]:
     """Clauses of the King James Bible that the embedded model was not trained on, in the order of the book."""
     return (KJV_MASKED_LM / "held_out.txt").read_text(encoding="utf-8").splitlines()
+
+
+def load_embedded_causal(**kwargs):
+    """The embedded causal language model, with its tokenizer.
+
+    A verse stands between `tokenizer.cls_token` and `tokenizer.sep_token`, the model's end token.
+
+    Args:
+        kwargs: for `from_pretrained`; the dtype is float32 unless given (the weights are stored in half).
+
+    Returns:
+        `(model, tokenizer)`, the model in evaluation mode.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(KJV_CAUSAL_LM, **{"dtype": torch.float32, **kwargs})
+    return model, AutoTokenizer.from_pretrained(KJV_CAUSAL_LM)
+
+
+def held_out_verses() -> tuple[list[str], list[str]]:
+    """Verses that neither embedded model was trained on: validation (it chose the causal model's epoch), and test."""
+    return split_held_out((KJV_CAUSAL_LM / "held_out.txt").read_text(encoding="utf-8").splitlines())

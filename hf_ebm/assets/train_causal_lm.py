@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hf_ebm.assets import KJV_MASKED_LM
 from hf_ebm.assets.embedding import describe_phase, save_embedded
-from hf_ebm.data.kjv import load_kjv_verses
+from hf_ebm.data.kjv import load_kjv_verses, split_held_out
 
 MAX_POSITIONS = 256
 
@@ -107,7 +107,7 @@ def main(arguments: ScriptArguments) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     train, held_out = load_kjv_verses(arguments.work_dir)
-    validation, test = held_out[::2], held_out[1::2]
+    validation, test = split_held_out(held_out)
     tokenizer = AutoTokenizer.from_pretrained(KJV_MASKED_LM, model_max_length=MAX_POSITIONS)
     model = fresh_model(arguments, tokenizer)
     rows = {name: [{"input_ids": ids} for ids in tokenizer(verses)["input_ids"]]
@@ -149,6 +149,7 @@ def main(arguments: ScriptArguments) -> None:
     trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
     minutes = (time.time() - started) / 60
     model = trainer.model.float()
+    model.config.use_cache = True  # which the Trainer turned off
     results = {
         "phases": [describe_phase("hf_ebm.assets.train_causal_lm", arguments, minutes, trainer.args.world_size)],
         "train_verses": len(train),

@@ -8,7 +8,7 @@
 are the two phases of the embedded model: 80 minutes on one core that has bfloat16 instructions, then 35 minutes on two
 at low masking rates, where energies read. An interrupted run goes on from its last checkpoint when the same command is
 given again. Writes the model (fp16 safetensors), its tokenizer, the held-out clauses and `training_results.json`;
-`python -m hf_ebm.assets.write_card` makes the model card from these.
+`python -m hf_ebm.assets.write_card masked` makes the model card from these.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ COMMANDS = {
     "sample": "draw sequences from a masked language model, or fill the masks of texts",
     "score": "energies and pseudo-perplexities of texts",
     "rerank": "rerank n-best lists",
-    "train": "train a sequence-to-sequence model with a search-aware objective",
+    "train": "train a sequence model with a search-aware objective or for a cost of what it decodes",
 }
 
 

@@ -14,7 +14,7 @@ TAGGING, TRANSCRIPTION = (
     ("phoneme_error_rate", "word_accuracy", "bleu"),
 )
 # What the Trainer would take to be better when it is higher, as its name does not end in "loss".
-LOWER_IS_BETTER = ("cross_entropy", "log_z_variance", "phoneme_error_rate")
+LOWER_IS_BETTER = ("cost", "cross_entropy", "log_z_variance", "phoneme_error_rate")
 
 
 def metric_names(task: str) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ class GenerationMetrics:
 
     Args:
         task: the task's name.
-        tokenizer: decodes.
+        tokenizer: decodes, and says what padding is.
         texts: evaluation rows with `source`, `target` and perhaps `references`.
         encoded: the same rows as inputs.
 
@@ -44,7 +44,8 @@ class GenerationMetrics:
         # Rows may be evaluated in another order: several references are found by their source.
         self.references: dict[tuple[int, ...], list[str]] = {}
         if "references" in texts.column_names:
-            self.references = dict(zip(map(tuple, encoded["input_ids"]), texts["references"], strict=True))
+            sources = [tuple(self._kept(ids)) for ids in encoded["input_ids"]]
+            self.references = dict(zip(sources, texts["references"], strict=True))
         targets = list(texts["target"])
         self._score(targets, targets)  # what cannot be scored is refused here, not after an epoch
 
@@ -64,5 +65,6 @@ class GenerationMetrics:
     def _texts(self, ids: np.ndarray) -> list[str]:
         return self.tokenizer.batch_decode([self._kept(row) for row in ids], skip_special_tokens=True)
 
-    def _kept(self, row: np.ndarray) -> list[int]:
+    def _kept(self, row: np.ndarray | list[int]) -> list[int]:
+        row = np.asarray(row)
         return row[(row != IGNORED) & (row != self.tokenizer.pad_token_id)].tolist()

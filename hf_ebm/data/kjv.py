@@ -11,6 +11,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
+from hf_ebm.objectives.token_losses import IGNORED
+
 MIN_WORDS, MAX_WORDS = 4, 24
 HELD_OUT_EVERY = 20
 DEBIAN_PACKAGES = ("bible-kjv", "bible-kjv-text")
@@ -80,6 +84,33 @@ def load_kjv_clauses(cache_dir: str | Path) -> tuple[list[str], list[str]]:
     """`(train, held_out)` clauses in the order of the book."""
     train, held_out = load_kjv_verses(cache_dir)
     return [c for verse in train for c in split_clauses(verse)], [c for verse in held_out for c in split_clauses(verse)]
+
+
+def split_held_out(verses: list[str]) -> tuple[list[str], list[str]]:
+    """`(validation, test)`: every other held-out verse."""
+    return verses[::2], verses[1::2]
+
+
+def completion_rows(verses: list[str], tokenizer: PreTrainedTokenizerBase, prompt_length: int = 10) -> list[dict]:
+    """Verses as rows of a causal model that continues their first tokens (Welleck and Cho 2020, section 5.1).
+
+    Args:
+        tokenizer: puts an end token behind a text.
+        prompt_length: tokens of the prompt, a start token among them. Verses with nothing but their end behind it are
+            left out.
+
+    Returns:
+        Rows of `input_ids`, `attention_mask` and `labels`, the last -100 on the prompt.
+    """
+    return [
+        {
+            "input_ids": ids,
+            "attention_mask": [1] * len(ids),
+            "labels": [IGNORED] * prompt_length + ids[prompt_length:],
+        }
+        for ids in tokenizer(verses)["input_ids"]
+        if len(ids) > prompt_length + 1
+    ]
 
 
 def load_kjv_verses(cache_dir: str | Path) -> tuple[list[str], list[str]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_ebm.objectives.token_losses import IGNORED
+
 PAD, BOS, EOS, UNK = SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+Rows = list[list[int]]
 
 
 def symbol_tokenizer(
@@ -78,18 +81,111 @@ def encode_pairs(
     in a text and would be read as padding, start or end, and for a target with a symbol that the tokenizer does not
     know or that no target had when the `symbol_tokenizer` was made. Also for a dataset without rows or these columns.
     """
-    for name, limit in (("max_source_length", max_source_length), ("max_target_length", max_target_length)):
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise ValueError(f"{name} must be a whole number of 1 or more, or None, got {limit!r}")
-    limits = {
+    limits = _limits(tokenizer, max_source_length, max_target_length)
+
+    def tokenize(sources: list[str], targets: list[str]) -> tuple[Rows, Rows]:
+        settings = {"padding": False, "truncation": False}
+        inputs = tokenizer(text=sources, **settings)["input_ids"]
+        return inputs, tokenizer(text_target=targets, **settings)["input_ids"]
+
+    def columns(sources: Rows, targets: Rows, places: list[str]) -> dict[str, Rows]:
+        return {"input_ids": sources, "attention_mask": [[1] * len(ids) for ids in sources], "labels": targets}
+
+    return _encode_splits(dataset, tokenizer, limits, tokenize, columns)
+
+
+def encode_completions(
+    dataset: Dataset | DatasetDict,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    max_length: int | None = None,
+) -> Dataset | DatasetDict:
+    """Rows of a causal model: like `encode_pairs`, but each source is the prompt that its target continues.
+
+    `input_ids` are prompt, target and end token; `labels` are -100 on the prompt. The two are tokenized apart. A prompt
+    has the special tokens that the tokenizer puts around a text, without end or separator tokens behind it; a target
+    has none but its end. With a byte-level tokenizer (GPT-2) nothing stands between them: a target that is to begin
+    with a new word must begin with its space.
+
+    Args:
+        dataset: has the text columns `source` and `target`.
+        tokenizer: any.
+        end_id: the token that ends a target.
+        max_source_length, max_target_length: the most tokens of a prompt, of a target with its end; default the
+            tokenizer's `model_max_length`.
+        max_length: the most tokens of both, for example the model's positions; the default is the same.
+
+    Nothing is cut. Raises `ValueError` as `encode_pairs` does, and for a row whose prompt has no token, a row that is
+    too long as a whole, and a target that holds the end token.
+    """
+    limits = _limits(tokenizer, max_source_length, max_target_length)
+    _check_limit("max_length", max_length)
+    most = tokenizer.model_max_length if max_length is None else max_length
+    before, behind = _framing(tokenizer)
+    ends = {end_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
+    while behind and behind[-1] in ends:
+        behind.pop()
+
+    def tokenize(sources: list[str], targets: list[str]) -> tuple[Rows, Rows]:
+        plain = [_plain_ids(tokenizer, texts) for texts in (sources, targets)]
+        return [[*before, *ids, *behind] for ids in plain[0]], [[*ids, end_id] for ids in plain[1]]
+
+    def columns(sources: Rows, targets: Rows, places: list[str]) -> dict[str, Rows]:
+        for prompt, target, place in zip(sources, targets, places, strict=True):
+            if not prompt:
+                raise ValueError(f"source of {place} has no token; a causal model needs one before what it predicts")
+            if end_id in target[:-1]:
+                token = tokenizer.convert_ids_to_tokens(end_id)
+                raise ValueError(f"target of {place} holds {token!r}, which would end it")
+            if len(prompt) + len(target) > most:
+                raise ValueError(
+                    f"{place} has {len(prompt)} source and {len(target)} target tokens, together more than the {most} "
+                    "allowed"
+                )
+        whole = [prompt + target for prompt, target in zip(sources, targets, strict=True)]
+        labels = [[IGNORED] * len(prompt) + target for prompt, target in zip(sources, targets, strict=True)]
+        return {"input_ids": whole, "attention_mask": [[1] * len(ids) for ids in whole], "labels": labels}
+
+    return _encode_splits(dataset, tokenizer, limits, tokenize, columns)
+
+
+def _limits(
+    tokenizer: PreTrainedTokenizerBase, max_source_length: int | None, max_target_length: int | None
+) -> dict[str, int]:
+    _check_limit("max_source_length", max_source_length)
+    _check_limit("max_target_length", max_target_length)
+    return {
         "source": tokenizer.model_max_length if max_source_length is None else max_source_length,
         "target": tokenizer.model_max_length if max_target_length is None else max_target_length,
     }
-    if isinstance(dataset, DatasetDict):
-        return DatasetDict(
-            {split: _encode(rows, tokenizer, limits, f" of split {split!r}") for split, rows in dataset.items()}
-        )
-    return _encode(dataset, tokenizer, limits, "")
+
+
+def _check_limit(name: str, limit: int | None) -> None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"{name} must be a whole number of 1 or more, or None, got {limit!r}")
+
+
+def _plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
+    return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
+
+
+def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and behind a text, seen around the first token that is a text by itself.
+
+    An empty text would not do: where start and end are one token, as in GPT-2, they could not be told apart.
+    """
+    for token_id in range(len(tokenizer)):
+        text = tokenizer.decode([token_id])
+        plain = _plain_ids(tokenizer, [text])[0]
+        if not plain or not set(plain).isdisjoint(tokenizer.all_special_ids):
+            continue
+        whole = tokenizer(text)["input_ids"]
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return whole[:start], whole[start + len(plain) :]
+    raise ValueError("tokenizer must have a token that isn't special, got none")
 
 
 def _symbols(texts: Iterable[str], name: str) -> set[str]:
@@ -102,7 +198,21 @@ def _symbols(texts: Iterable[str], name: str) -> set[str]:
     return symbols
 
 
-def _encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, limits: dict[str, int], place: str) -> Dataset:
+def _encode_splits(dataset: Dataset | DatasetDict, *how) -> Dataset | DatasetDict:
+    if isinstance(dataset, DatasetDict):
+        return DatasetDict({split: _encode(rows, f" of split {split!r}", *how) for split, rows in dataset.items()})
+    return _encode(dataset, "", *how)
+
+
+def _encode(
+    dataset: Dataset,
+    place: str,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: dict[str, int],
+    tokenize: Callable[[list[str], list[str]], tuple[Rows, Rows]],
+    columns: Callable[[Rows, Rows, list[str]], dict[str, Rows]],
+) -> Dataset:
+    """Checks texts, tokenizes them, checks ids, and makes columns of them."""
     if not len(dataset) or not {"source", "target"} <= set(dataset.column_names):
         raise ValueError(
             f"dataset must have rows with the columns source and target, got {len(dataset)} rows with "
@@ -114,10 +224,8 @@ def _encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, limits: dict[s
         for column in ("source", "target"):
             for row, text in zip(rows, batch[column], strict=True):
                 _check_text(text, reserved, f"{column} of row {row}{place}")
-        settings = {"padding": False, "truncation": False, "return_attention_mask": True}
-        inputs = tokenizer(text=batch["source"], **settings)
-        labels = tokenizer(text_target=batch["target"], **settings)["input_ids"]
-        for column, encoded in (("source", inputs["input_ids"]), ("target", labels)):
+        inputs, labels = tokenize(batch["source"], batch["target"])
+        for column, encoded in (("source", inputs), ("target", labels)):
             for row, ids in zip(rows, encoded, strict=True):
                 if len(ids) > limits[column]:
                     raise ValueError(
@@ -129,7 +237,7 @@ def _encode(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, limits: dict[s
                 raise ValueError(
                     f"target of row {row}{place} holds {symbol!r}, which is no target symbol of the tokenizer"
                 )
-        return {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"], "labels": labels}
+        return columns(inputs, labels, [f"row {row}{place}" for row in rows])
 
     return dataset.map(encode, batched=True, with_indices=True, remove_columns=dataset.column_names)
 

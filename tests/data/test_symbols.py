@@ -2,9 +2,10 @@
 
 import pytest
 from datasets import Dataset, DatasetDict
-from transformers import AutoTokenizer, BartConfig
+from tokenizers import processors
+from transformers import AutoTokenizer, BartConfig, DataCollatorForSeq2Seq
 
-from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
+from hf_ebm.data.symbols import encode_completions, encode_pairs, num_target_ids, symbol_tokenizer
 from tests.models.tokenizers_for_tests import small_tokenizer
 
 SOURCES, TARGETS = ["HH AH L OW", "- OY"], ["- 0 - 1", "- 2"]
@@ -137,3 +138,73 @@ def test_pairs_are_checked(tokenizer):
         encode_pairs(pairs(("L", None)), tokenizer)
     with pytest.raises(ValueError, match="max_target_length must be a whole number of 1 or more, or None, got 0"):
         encode_pairs(pairs(("L", "-")), tokenizer, max_target_length=0)
+
+
+def framed(before: str, behind: str, kind: str = "bytes"):
+    """A tokenizer that puts tokens around a text: Llama's `<s>`, GPT-2's nothing, its one token for start and end."""
+    tokenizer = small_tokenizer(kind)
+    ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in dict.fromkeys(f"{before} {behind}".split())]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{before} $A {behind}".split(), special_tokens=ends
+    )
+    tokenizer.eos_token = "</s>"
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "around", [("", ""), ("<s>", ""), ("<s>", "</s>"), ("</s>", ""), ("</s>", "</s>"), ("<s>", "<mask> </s>")]
+)
+def test_completions_are_prompt_target_and_end(around):
+    tokenizer = framed(*around)
+    prompt, target = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("the cat", " sat on"))
+    end = tokenizer.eos_token_id
+    before = tokenizer.convert_tokens_to_ids(around[0].split())
+    kept = tokenizer.convert_tokens_to_ids([token for token in around[1].split() if token != "</s>"])
+    (row,) = encode_completions(pairs(("the cat", " sat on")), tokenizer, end)
+    assert row["input_ids"] == [*before, *prompt, *kept, *target, end]
+    assert row["labels"] == [-100] * len([*before, *prompt, *kept]) + [*target, end]
+    assert row["attention_mask"] == [1] * len(row["input_ids"])
+    assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == "the cat sat on"
+    if before:  # is a prompt by itself
+        (row,) = encode_completions(pairs(("", " sat on")), tokenizer, end)
+        assert row["input_ids"] == [*before, *kept, *target, end]
+
+
+def test_completions_of_other_tokenizers(tokenizer):
+    (row,) = encode_completions(pairs(("HH AH", "- 0")), tokenizer, 2)
+    assert (row["input_ids"], row["labels"]) == ([9, 8, 4, 5, 2], [-100, -100, 4, 5, 2])
+    wordpiece = small_tokenizer("wordpiece")
+    (row,) = encode_completions(pairs(("the cat", "on the mat")), wordpiece, wordpiece.sep_token_id)
+    assert row["input_ids"] == [*wordpiece("the cat")["input_ids"][:-1], *wordpiece("on the mat")["input_ids"][1:]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_completions_are_padded(tokenizer, side):
+    tokenizer.padding_side = side
+    rows = encode_completions(pairs(("HH AH", "- 0"), ("L", "-")), tokenizer, 2)
+    batch = DataCollatorForSeq2Seq(tokenizer)([dict(row) for row in rows])
+    assert batch["input_ids"].tolist()[1] == ([0, 0, 10, 4, 2] if side == "left" else [10, 4, 2, 0, 0])
+    assert batch["labels"].tolist()[1] == ([-100] * 3 + [4, 2] if side == "left" else [-100, 4, 2, -100, -100])
+    assert batch["attention_mask"].tolist()[1] == ([0, 0, 1, 1, 1] if side == "left" else [1, 1, 1, 0, 0])
+
+
+def test_completions_are_checked(tokenizer):
+    rows = pairs(("L", "-"), ("L L L", "- - -"))
+    assert len(encode_completions(rows, tokenizer, 2, 3, 4, 7)) == 2
+    for limits, message in {
+        (2, 4, 7): "source of row 1 has 3 tokens, more than the 2 allowed",
+        (3, 3, 7): "target of row 1 has 4 tokens, more than the 3 allowed",
+        (3, 4, 6): "row 1 has 3 source and 4 target tokens, together more than the 6 allowed",
+        (None, None, None): "row 1 has 3 source and 4 target tokens, together more than the 6",  # model_max_length
+        (None, None, 0): "max_length must be a whole number of 1 or more, or None, got 0",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            encode_completions(rows, tokenizer, 2, *limits)
+    with pytest.raises(ValueError, match="source of row 1 of split 'dev' has no token"):
+        encode_completions(DatasetDict(dev=pairs(("L", "-"), ("", "-"))), tokenizer, 2)
+    with pytest.raises(ValueError, match="target of row 0 holds '0', which would end it"):
+        encode_completions(pairs(("L", "- 0 -")), tokenizer, 5)
+    with pytest.raises(ValueError, match="target of row 0 holds 'AH', which is no target symbol"):
+        encode_completions(pairs(("L", "AH")), tokenizer, 2)
+    with pytest.raises(ValueError, match="source of row 0 holds '</s>'"):
+        encode_completions(pairs(("L </s>", "-")), tokenizer, 2)

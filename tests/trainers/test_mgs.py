@@ -217,7 +217,7 @@ def test_adapters_alone_are_searched(tmp_path):
 def test_the_model_is_left_as_it_was(tmp_path, caplog):
     """Gradient checkpointing on, a module frozen in evaluation mode, a configuration with its own ideas of decoding."""
     model = tiny_causal(dtype=torch.float32)
-    model.config.use_cache = False
+    model.config.use_cache = True  # which the stock Trainer would turn off
     model.generation_config.update(max_length=11, do_sample=False, num_beams=2)
     own = model.generation_config
     settings = copy.deepcopy(own.to_dict())
@@ -231,7 +231,7 @@ def test_the_model_is_left_as_it_was(tmp_path, caplog):
     trainer.add_callback(Modes())
     trainer.train()
     costs = [log["cost"] for log in trainer.state.log_history if "cost" in log]
-    assert modes == [(True, False)] * 2
+    assert modes == [(True, True)] * 2
     assert model.generation_config is own and own.to_dict() == settings
     assert not [record for record in caplog.records if "use_cache" in record.message]
     plain = trainer_of(tmp_path, tiny_causal(dtype=torch.float32), max_steps=2,

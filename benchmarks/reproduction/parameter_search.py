@@ -1,0 +1,157 @@
+"""Welleck and Cho 2020: parameter search for the task loss, on completion of verses and on transcription."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+from benchmarks.common import describe_machine
+from benchmarks.reproduction.chapter_4 import cross_entropy
+from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionRecipe, CompletionScale
+from benchmarks.reproduction.laboratory import Decoding, Laboratory, Recipe
+from benchmarks.reproduction.report import Report
+
+START, TRAINED_ON = CompletionRecipe(), CompletionRecipe("likelihood")
+ALPHAS = (0.1, 1.0, 10.0)
+METRICS = {
+    "LM": "lm", "Edit": "edit", "Nonterm": "nonterm", "Repetition": "repetition", "Avg. len": "length",
+    "Perplexity": "perplexity",
+}  # fmt: skip
+
+
+def mgs_lm(alpha: float = 1.0, **options) -> CompletionRecipe:
+    """Cost: minus the log probability under the embedded model."""
+    return CompletionRecipe("mgs", "lm", options=(("alpha", alpha), *sorted(options.items())))
+
+
+MGS_EDIT = CompletionRecipe("mgs", "edit_distance", options=(("alpha", 10.0),))
+MODELS = {"MLE": START, "MLE, trained on": TRAINED_ON, "MGS-LM": mgs_lm(), "MGS-edit": MGS_EDIT}
+PROPOSALS = {"mixture": mgs_lm(), "zero only": mgs_lm(mixture=1.0), "MLE only": mgs_lm(mixture=0.0)}
+
+
+def _completions(laboratory: CompletionLaboratory, report: Report, split: str) -> None:
+    for name, recipe in MODELS.items():
+        report.add(name, {c: laboratory.each_seed(recipe, split, metric) for c, metric in METRICS.items()})
+    human = laboratory.humans(split)
+    report.add("Human", {c: [human[metric]] for c, metric in METRICS.items() if metric in human})
+    report.notes.append(
+        f"Greedy completions of verses from ten tokens, {split}; nontermination by {laboratory.scale.max_new_tokens} "
+        f'tokens. All start at the embedded model ("MLE") and train for {laboratory.scale.steps} steps of 16 verses; '
+        '"trained on" is maximum likelihood for as many steps. Lower is better, but for the length.'
+    )
+    for name in ("MGS-LM", "MGS-edit"):
+        for column in ("LM", "Edit", "Nonterm", "Repetition"):
+            report.finding(f"{column}: {name} below MLE", ("MLE", column), (name, column))
+            report.finding(f"{column}: {name} below MLE trained on", ("MLE, trained on", column), (name, column))
+        report.finding(f"Perplexity: {name} above MLE", (name, "Perplexity"), ("MLE", "Perplexity"))
+    report.finding("LM: MGS-LM below MGS-edit", ("MGS-edit", "LM"), ("MGS-LM", "LM"))
+    report.finding("Edit: MGS-edit below MGS-LM", ("MGS-LM", "Edit"), ("MGS-edit", "Edit"))
+
+
+def table_1(laboratory: CompletionLaboratory, report: Report) -> None:
+    """Completions of the test split."""
+    _completions(laboratory, report, "test")
+
+
+def table_6(laboratory: CompletionLaboratory, report: Report) -> None:
+    """Completions of the validation split."""
+    _completions(laboratory, report, "validation")
+
+
+def table_7(laboratory: CompletionLaboratory, report: Report) -> None:
+    """Which part of the proposal does what."""
+    columns = {"Cost": "lm", "Nonterm": "nonterm", "PPL": "perplexity"}
+    for name, recipe in PROPOSALS.items():
+        report.add(name, {c: laboratory.each_seed(recipe, "validation", m) for c, m in columns.items()})
+    report.notes.append("LM cost, validation: the proposal around both centres, around the present parameters alone "
+                        "(π = 1), and around the likelihood step alone (π = 0).")  # fmt: skip
+    for name in ("zero only", "MLE only"):
+        report.finding(f"Cost: mixture below {name}", (name, "Cost"), ("mixture", "Cost"))
+
+
+def table_figure_4(laboratory: CompletionLaboratory, report: Report) -> None:
+    """How sharply candidates are weighted."""
+    for alpha in ALPHAS:
+        columns = {"Cost": "lm", "Nonterm": "nonterm", "PPL": "perplexity"}
+        recipe = mgs_lm(alpha)
+        report.add(f"α = {alpha:g}", {c: laboratory.each_seed(recipe, "validation", m) for c, m in columns.items()})
+    report.notes.append("LM cost, validation, by α.")
+    best = min(report.rows, key=lambda row: statistics.fmean(report.rows[row]["Cost"]))
+    for row in (f"α = {ALPHAS[0]:g}", f"α = {ALPHAS[-1]:g}"):
+        if row != best:
+            report.finding(f"Cost: {best} (the best) below {row}", (row, "Cost"), (best, "Cost"))
+
+
+TRANSCRIPTION_RATE, TRANSCRIPTION_EPOCHS = 3e-4, 1
+TRANSCRIPTION = {
+    "MGS-SBLEU": ("mgs", {"cost": "sentence_bleu", "alpha": 100.0}),
+    "MGS-edit": ("mgs", {"cost": "phoneme_error", "alpha": 100.0}),
+    "MRT": ("minimum-risk", {"cost": "sentence_bleu", "num_candidates": 8}),
+    "PG": ("policy-gradient", {"cost": "sentence_bleu", "num_candidates": 4}),
+}
+
+
+def table_4(laboratory: Laboratory, report: Report) -> None:
+    """Transcription: MGS, minimum risk and policy gradient from a trained model."""
+    start = cross_entropy(laboratory, "g2p")
+    models: dict[str, Recipe] = {"MLE": start}
+    models["MLE, trained on"] = start.then(
+        start.objective, TRANSCRIPTION_EPOCHS, TRANSCRIPTION_RATE, **dict(start.options)
+    )
+    for name, (objective, options) in TRANSCRIPTION.items():
+        models[name] = start.then(objective, TRANSCRIPTION_EPOCHS, TRANSCRIPTION_RATE, **options)
+    metrics = {"SBLEU": "sentence_bleu", "MET.": "meteor_without_synonyms", "PER": "phoneme_error_rate"}
+    for name, recipe in models.items():
+        for split in ("validation", "test"):
+            report.add(name, {f"BLEU {split}": laboratory.each_seed(recipe, split, Decoding(5), "bleu")})
+            for column, metric in metrics.items():
+                report.add(name, {f"{column} {split}": laboratory.each_seed(recipe, split, Decoding(), metric)})
+    report.notes.append(
+        "Grapheme-to-phoneme; BLEU with beam search of width 5, the others greedily, as they were trained. PER (phoneme"
+        " error rate) lower, the others higher is better. All but MLE train for "
+        f"{TRANSCRIPTION_EPOCHS} more epoch from it. METEOR is without synonyms, sentence BLEU is smoothed."
+    )
+    for name in TRANSCRIPTION:
+        for reference in ("MLE", "MLE, trained on"):
+            report.finding(f"SBLEU test: {name} above {reference}", (name, "SBLEU test"), (reference, "SBLEU test"))
+            report.finding(f"PER test: {name} below {reference}", (reference, "PER test"), (name, "PER test"))
+
+
+def draw_training(results: Path, quick: bool, folder: Path) -> Path:
+    """Figures 1, 2 and 3: cost by proposal, spread of the weights, and weight of the likelihood candidates."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    laboratory = CompletionLaboratory(QUICK_COMPLETION if quick else CompletionScale(), folder)
+    results.mkdir(parents=True, exist_ok=True)
+    seeds = laboratory.scale.seeds
+    window = max(1, laboratory.scale.steps // 12)
+    curves = {
+        "C(θ), nats (figure 1)": {name: (recipe, "cost") for name, recipe in PROPOSALS.items()},
+        "standard deviation of weights (figure 2)": {f"α = {a:g}": (mgs_lm(a), "weight_std") for a in ALPHAS},
+        "weight of likelihood candidates (figure 3)": {f"α = {a:g}": (mgs_lm(a), "likelihood_weight") for a in ALPHAS},
+    }
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4))
+    raw: dict[str, dict] = {}
+    for axes, (title, lines) in zip(panels, curves.items(), strict=True):
+        raw[title] = {}
+        for name, (recipe, key) in lines.items():
+            runs = [[log[key] for log in laboratory.training_logs(recipe, seed)] for seed in seeds]
+            raw[title][name] = runs
+            means = [statistics.fmean(step) for step in zip(*runs, strict=True)]
+            smooth = [statistics.fmean(means[max(0, i - window + 1) : i + 1]) for i in range(len(means))]
+            axes.plot(smooth, label=name)
+        axes.set_xlabel(f"step (mean of {len(seeds)} seeds and the last {window} steps)")
+        axes.set_ylabel(title)
+        axes.legend()
+    path = results / "mgs-figures-1-2-3.png"
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
+    (results / "mgs-figures-1-2-3.json").write_text(json.dumps({**origin, "seeds": seeds, "curves": raw}) + "\n")
+    return path

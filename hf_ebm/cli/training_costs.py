@@ -1,0 +1,99 @@
+"""What `hf-ebm train` does for the objectives on a cost: the cost of a scorer, and what is refused before training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from datasets import DatasetDict
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ebm.cli.training_models import num_outputs, pretrained
+from hf_ebm.objectives.scorer_cost import ScorerCost
+from hf_ebm.objectives.sequence_costs import COSTS
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.trainers.sequence_pairs import decoding_length
+from hf_ebm.trainers.task_loss import TaskLossConfig
+
+
+@dataclass
+class ScorerArguments:
+    """A model's score as the cost."""
+
+    scorer_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub name or folder of a model of the same kind and vocabulary, which is not trained: the cost is "
+            "-log p of what is decoded under it, in nats, in place of --cost."
+        },
+    )
+
+
+def scorer_cost(
+    name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: TaskLossConfig
+) -> ScorerCost:
+    """The cost of `--scorer_model`.
+
+    Raises:
+        ValueError: for a model of another kind or with another vocabulary than the model that is trained.
+    """
+    scorer, vocabulary = pretrained(name, "scorer_model", causal=True)
+    kinds = ["sequence-to-sequence" if one.config.is_encoder_decoder else "causal" for one in (model, scorer)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"scorer_model must be {kinds[0]} like the model that is trained, got {name!r}, {kinds[1]}")
+    if vocabulary.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"scorer_model must have the vocabulary of the model that is trained, which has {len(tokenizer)} tokens; "
+            f"got {name!r} with {len(vocabulary)}, not all the same"
+        )
+    sizes = [num_outputs(one) for one in (model, scorer)]
+    if sizes[1] < sizes[0]:
+        raise ValueError(f"scorer_model must know the {sizes[0]} ids that the model predicts, {name!r} has {sizes[1]}")
+    scorer.requires_grad_(False).to(config.device)
+    # Any id will do for a causal model: nothing reads what stands there.
+    return ScorerCost(scorer, 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def check_targets(config: TaskLossConfig, pairs: DatasetDict) -> None:
+    """Raises `ValueError` for a target without a symbol, where the cost compares texts."""
+    if COSTS[config.cost].reads != "texts":
+        return
+    for split, rows in pairs.items():
+        for number, text in enumerate(rows["target"]):
+            if not text.split():
+                raise ValueError(
+                    f"target of row {number} of split {split!r} must hold a symbol for the cost {config.cost!r}, got "
+                    f"{text!r}"
+                )
+
+
+def longest_decoded(config: TaskLossConfig, encoded: DatasetDict) -> int:
+    """The most tokens that are decoded for any batch."""
+    targets = [[i for i in labels if i != IGNORED] for rows in encoded.values() for labels in rows["labels"]]
+    return decoding_length(targets, config.max_length_ratio)
+
+
+def check_lengths(
+    config: TaskLossConfig, model: PreTrainedModel, encoded: DatasetDict, scorer: ScorerCost | None
+) -> None:
+    """Refuses what would be found out when the longest rows come: no room to decode, or to score what is decoded."""
+    causal = not model.config.is_encoder_decoder
+    prompt = max(
+        row["labels"].count(IGNORED) if causal else len(row["input_ids"]) for rows in encoded.values() for row in rows
+    )
+    if causal and config.generation_max_length is not None and config.generation_max_length <= prompt:
+        raise ValueError(
+            f"generation_max_length counts the prompt of a causal model and must be above {prompt}, got "
+            f"{config.generation_max_length}; without it max_length_ratio limits what is decoded"
+        )
+    positions = None if scorer is None else getattr(scorer.model.config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    own = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    decoded = longest_decoded(config, encoded)
+    needed = min(prompt + decoded, own) if causal else max(prompt, min(decoded, own))
+    if needed > positions:
+        raise ValueError(
+            f"scorer_model must have {needed} positions, for prompts of up to {prompt} tokens and up to {decoded} that "
+            f"are decoded (max_length_ratio), got {positions}"
+        )
