@@ -60,30 +60,28 @@ def test_a_table_runs(name, tmp_path):
 def completion_laboratory(tmp_path, monkeypatch):
     """Trains on held-out verses: the text itself comes from a Debian package."""
     monkeypatch.setattr(completion, "load_kjv_verses", lambda folder: held_out_verses())
-    return CompletionLaboratory(CompletionScale(8, 4, 2, 12, (1, 2)), tmp_path)
+    return CompletionLaboratory(CompletionScale(8, 4, 1, 8, (1, 2)), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mgs-1", "mgs-7"])
-def test_a_table_of_completions_runs(name, completion_laboratory):
-    report = Report(name, TABLES[name].title, TABLES[name].columns, [1, 2])
-    TABLES[name].fill(completion_laboratory, report)
+def test_a_table_of_completions_runs(completion_laboratory):
+    report = Report("mgs-1", TABLES["mgs-1"].title, TABLES["mgs-1"].columns, [1, 2])
+    TABLES["mgs-1"].fill(completion_laboratory, report)
     rows = {row: runs for row, runs in report.rows.items() if row != "Human"}
     assert all(set(runs) == set(report.columns) for runs in rows.values())
     assert all(len(values) == 2 for runs in rows.values() for values in runs.values())
-    if name == "mgs-1":
-        mean = report.rows["Human"]["Avg. len"][0]
-        verses = [row["labels"] for row in completion_laboratory.rows("test")]
-        assert mean == pytest.approx(sum(sum(label != -100 for label in row) for row in verses) / 4)
-        assert report.rows["Human"]["Nonterm"] == [0.0] and report.rows["Human"]["Edit"] == [0.0]
+    mean = report.rows["Human"]["Avg. len"][0]
+    verses = [row["labels"] for row in completion_laboratory.rows("test")]
+    assert mean == pytest.approx(sum(sum(label != -100 for label in row) for row in verses) / 4)
+    assert report.rows["Human"]["Nonterm"] == [0.0] and report.rows["Human"]["Edit"] == [0.0]
 
 
 def test_figures_of_the_search_in_training(tmp_path, monkeypatch):
     monkeypatch.setattr(completion, "load_kjv_verses", lambda folder: held_out_verses())
-    monkeypatch.setattr(parameter_search, "QUICK_COMPLETION", CompletionScale(8, 4, 2, 12, (1,)))
+    monkeypatch.setattr(parameter_search, "QUICK_COMPLETION", CompletionScale(4, 4, 1, 8, (1,)))
     parameter_search.draw_training(tmp_path, True, tmp_path / "work")
     assert (tmp_path / "mgs-figures-1-2-3.png").stat().st_size > 10_000
     curves = json.loads((tmp_path / "mgs-figures-1-2-3.json").read_text())["curves"]
-    assert all(len(run) == 2 for lines in curves.values() for runs in lines.values() for run in runs)
+    assert all(len(run) == 1 for lines in curves.values() for runs in lines.values() for run in runs)
 
 
 def test_the_figure_shows_jumps_of_the_hard_objective_alone(tmp_path):

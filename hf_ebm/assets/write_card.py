@@ -32,7 +32,7 @@ SAMPLING = {
     "block_layout": "contiguous",
     "seed": 0,
 }
-PROMPT_LENGTH, GREEDY_VERSES, GREEDY_TOKENS = 10, 200, 150
+PROMPT_LENGTH, GREEDY_VERSES, MAX_NEW_TOKENS = 10, 200, 150
 
 
 def masked_findings() -> dict:
@@ -59,11 +59,11 @@ def causal_findings(results: dict) -> dict:
     seed = 0
     set_seed(seed)
     start = torch.full((20, 1), tokenizer.cls_token_id)
-    drawn = model.generate(input_ids=start, do_sample=True, top_k=0, max_new_tokens=GREEDY_TOKENS)
+    drawn = model.generate(input_ids=start, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
     rows = completion_rows(held_out_verses()[1], tokenizer, PROMPT_LENGTH)[:GREEDY_VERSES]
     prompts = torch.tensor([row["input_ids"][:PROMPT_LENGTH] for row in rows])
     mask = torch.ones_like(prompts)
-    greedy = model.generate(input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=GREEDY_TOKENS)
+    greedy = model.generate(input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     greedy = [ids.tolist() for ids in ends_at(greedy[:, PROMPT_LENGTH:], [tokenizer.sep_token_id])]
     book = [row["input_ids"][PROMPT_LENGTH:] for row in rows]
     return {
@@ -72,7 +72,8 @@ def causal_findings(results: dict) -> dict:
         "samples": tokenizer.batch_decode(drawn, skip_special_tokens=True),
         "greedy": {
             "verses": len(rows),
-            "max_new_tokens": GREEDY_TOKENS,
+            "prompt_length": PROMPT_LENGTH,
+            "max_new_tokens": MAX_NEW_TOKENS,
             "model": _degeneration(greedy, tokenizer.sep_token_id),
             "book": _degeneration(book, tokenizer.sep_token_id),
         },
