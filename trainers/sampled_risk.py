@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
@@ -47,10 +48,16 @@ class SampledRiskTrainer(TaskLossTrainer):
         return rows
 
     def sample(self, pairs: SequencePairs, count: int, temperature: float = 1.0) -> list[list[torch.Tensor]]:
-        """`count` sequences for each row from the model's distribution, at a temperature; nothing is cut off."""
-        config = self.decoder(
-            pairs, do_sample=True, temperature=temperature, num_beams=1, top_k=0, top_p=1.0, min_p=None, typical_p=1.0,
-            epsilon_cutoff=0.0, eta_cutoff=0.0, top_h=None,
+        """`count` sequences for each row from the model's distribution, at a temperature.
+
+        Nothing is cut off or penalized, whatever the decoder's configuration says; a forced first token, which is a
+        language or a start, stays forced.
+        """
+        decoder = self.decoder(pairs)
+        kept = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "max_new_tokens")
+        config = GenerationConfig(
+            do_sample=True, temperature=temperature, top_k=0, pad_token_id=self.pad_id, use_cache=True,
+            **{name: getattr(decoder, name) for name in kept},
         )  # fmt: skip
         seed = self.next_batch_seed(self.accelerator.process_index)
         with seeded(seed, pairs.targets[0].device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -25,6 +26,19 @@ def encoder_inputs(inputs: dict) -> dict:
 def decoding_length(targets: Sequence[torch.Tensor], ratio: float) -> int:
     """The most tokens that are decoded for a batch: `ratio` times its longest target."""
     return math.ceil(ratio * max(map(len, targets)))
+
+
+@contextmanager
+def own_generation_config(model: nn.Module, config: GenerationConfig):
+    """`config` in place of the model's own inside, which `generate` would take what `config` leaves open from."""
+    owners = [(module, module.generation_config) for module in model.modules() if "generation_config" in vars(module)]
+    for module, _ in owners:
+        module.generation_config = config
+    try:
+        yield
+    finally:
+        for module, own in owners:
+            module.generation_config = own
 
 
 class SequencePairs:
@@ -58,7 +72,7 @@ class SequencePairs:
         """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token."""
         config = copy.deepcopy(config)
         config.num_return_sequences = num_samples
-        with torch.no_grad(), evaluation_mode(model):
+        with torch.no_grad(), evaluation_mode(model), own_generation_config(model, config):
             found = ends_at(self._generate(model, config), self.end_ids)
         return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
 

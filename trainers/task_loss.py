@@ -103,13 +103,13 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     def _special_ids(self) -> tuple[list[int], int]:
         config = self.decoding_config
-        found = (config.eos_token_id, self.model.config.get_text_config(decoder=True).eos_token_id)
-        ends = next((end for end in found if end is not None), None)
+        others = (self.model.generation_config, self.model.config.get_text_config(decoder=True))
+        ends = next((one.eos_token_id for one in (config, *others) if one.eos_token_id is not None), None)
         if ends is None:
             raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
         config.eos_token_id = [ends] if isinstance(ends, int) else list(ends)
-        found = (config.pad_token_id, self.model.config.get_text_config(decoder=True).pad_token_id)
-        config.pad_token_id = next((pad for pad in found if pad is not None), config.eos_token_id[0])
+        pads = (one.pad_token_id for one in (config, *others) if one.pad_token_id is not None)
+        config.pad_token_id = next(pads, config.eos_token_id[0])
         return config.eos_token_id, config.pad_token_id
 
     @property
@@ -145,8 +145,9 @@ class TaskLossTrainer(SearchAwareTrainer):
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
         references, prompts = [pairs.targets[row] for row in rows], [pairs.prompts[row] for row in rows]
         read = self._texts if self.cost.reads == "texts" else _lists
-        found = self.cost(read(sequences), read(references), read(prompts))
-        return found.to(pairs.targets[0].device)
+        device = pairs.targets[0].device
+        with torch.autocast(device.type, enabled=False):  # a scorer computes as precisely in every objective
+            return self.cost(read(sequences), read(references), read(prompts)).to(device)
 
     def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
         return self.processing_class.batch_decode(_lists(sequences), skip_special_tokens=True)
@@ -157,9 +158,9 @@ class TaskLossTrainer(SearchAwareTrainer):
             return self.training_terms(model, pairs)
         rows = list(range(len(pairs)))
         log_probs = pairs.log_probs(model, rows, pairs.targets)
-        decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs))]
+        self._decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs))]
         count = torch.tensor(len(pairs), device=log_probs.device)
-        logged = {"cost": (self.costs(pairs, rows, decoded).sum(), count)}
+        logged = {"cost": (self.costs(pairs, rows, self._decoded).sum(), count)}
         return LossTerms(-log_probs.sum(), _num_target_tokens(pairs), logged)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
@@ -176,7 +177,9 @@ class TaskLossTrainer(SearchAwareTrainer):
         asked = {name: value for name, value in asked.items() if value is not None}
         if "max_length" in asked:
             asked.setdefault("max_new_tokens", None)
-        decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs, **asked))]
+        decoded = self._decoded  # for the cost of this very batch
+        if asked:
+            decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs, **asked))]
         predictions, _ = pad_right(decoded, self.pad_id)
         labels, _ = pad_right(pairs.targets, IGNORED)
         return loss, predictions, labels

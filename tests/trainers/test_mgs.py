@@ -240,6 +240,20 @@ def test_the_model_is_left_as_it_was(tmp_path, caplog):
     assert costs == pytest.approx([log["cost"] for log in plain.state.log_history if "cost" in log])
 
 
+def test_what_a_generation_config_leaves_open_is_not_taken_from_the_model(tmp_path, capfd):
+    """Greedy, though the model's own configuration has beams and a length."""
+    costs = []
+    for own in ({}, {"num_beams": 3, "length_penalty": -3.0, "max_length": 5, "min_length": 4}):
+        model = tiny_causal()
+        model.generation_config.update(**own)
+        config = GenerationConfig(eos_token_id=END, pad_token_id=PAD)
+        trainer = trainer_of(tmp_path, model, generation_config=config)
+        costs.append(trainer.evaluate()["eval_cost"])
+        assert all(getattr(model.generation_config, name) == value for name, value in own.items())
+    assert costs[0] == costs[1]
+    assert "max_length" not in capfd.readouterr().err
+
+
 def test_evaluation_reports_cross_entropy_and_cost_and_predicts_continuations(tmp_path):
     model = tiny_causal()
     trainer = trainer_of(tmp_path, model, predict_with_generate=True, per_device_eval_batch_size=5)

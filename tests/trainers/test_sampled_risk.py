@@ -238,3 +238,17 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
 def test_refusals(kind, settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         trainer_of(kind, tmp_path, **settings)
+
+
+@pytest.mark.parametrize("own", [{"min_p": 0.99}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 9.0}])
+def test_what_the_models_own_decoding_says_does_not_touch_samples(own, tmp_path):
+    plain, changed = (
+        trainer_of("self-critical", tmp_path, tiny_causal(), completion_rows(2), num_candidates=20) for _ in range(2)
+    )
+    changed.model.generation_config.update(**own)
+    changed.decoding_config.update(**own)
+    for trainer in (plain, changed):
+        trainer.train()
+    drawn = [[ids.tolist() for found in trainer.drawn[0] for ids in found] for trainer in (plain, changed)]
+    assert drawn[0] == drawn[1]
+    assert changed.model.generation_config.to_dict() != plain.model.generation_config.to_dict()

@@ -87,6 +87,7 @@ def test_decoded_sequences_have_no_start_token_and_keep_their_end(family):
     torch.manual_seed(0)
     config.update(num_return_sequences=4, output_logits=True, return_dict_in_generate=True)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
+    model.generation_config = config  # which `generate` would fill up from the model's own
     whole = model.generate(**inputs, generation_config=config)
     logs = torch.log_softmax(torch.stack(whole.logits, 1).double(), -1)  # of the model, before anything is forced
     scores = logs.gather(2, whole.sequences[:, 1:, None])[..., 0]
