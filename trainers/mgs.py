@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -55,7 +56,7 @@ class MGSConfig(TaskLossConfig):
         if not 0 <= self.mixture <= 1:
             raise ValueError(f"mixture must be between 0 and 1, got {self.mixture}")
         for name in ("alpha", "noise", "likelihood_max_grad_norm"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.density not in DENSITIES:
             raise ValueError(f"density must be one of {', '.join(DENSITIES)}, got {self.density!r}")
@@ -103,13 +104,18 @@ class MGSTrainer(TaskLossTrainer):
         if not isinstance(loader.batch_sampler, BatchSamplerShard):
             raise ValueError("train_dataset must have a length to be searched by several processes, got a stream")
         loader.batch_sampler.num_processes, loader.batch_sampler.process_index = 1, 0
+        loader.batch_sampler.even_batches = False  # the last batch is as short as with one process
         return loader
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Puts minus the direction where the optimizer looks for the gradient."""
         module = self.module
         module.train()
-        pairs = self.pairs(self._prepare_inputs(inputs))
+        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
+            self.optimizer.train()
+        inputs = self._prepare_inputs(inputs)
+        self.check_batch(inputs)
+        pairs = self.pairs(inputs)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         accumulated = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -169,8 +175,7 @@ class MGSTrainer(TaskLossTrainer):
                     found[task, 1] = log_proposal_density(
                         candidate, noise, proposal, self.args.mixture, self.args.density
                     )
-                with seeded(seed, pairs.targets[0].device):
-                    decoded = [sequences[0] for sequences in pairs.decode(self.module, config)]
+                decoded = [sequences[0] for sequences in self.decode(pairs, config, seed)]
                 found[task, 0] = self.costs(pairs, rows, decoded).double().mean()
         finally:
             for weight, original in zip(weights, originals, strict=True):

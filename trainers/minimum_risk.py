@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -31,8 +32,10 @@ class MinimumRiskConfig(SampledRiskConfig):
     def __post_init__(self):
         super().__post_init__()
         for name in ("sharpness", "sampling_temperature"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.num_candidates == 1 and not self.include_target:
+            raise ValueError("num_candidates must be 2 or more without include_target: one candidate has no gradient")
 
 
 class MinimumRiskTrainer(SampledRiskTrainer):

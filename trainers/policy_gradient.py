@@ -48,7 +48,8 @@ class RunningMean(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, **kwargs):
         # The Trainer itself goes on with a callback's state only where `restore_callback_states_from_checkpoint` is on.
-        self.value = state.stateful_callbacks["RunningMean"]["args"]["value"]
+        # A checkpoint of another trainer has none.
+        self.value = state.stateful_callbacks.get("RunningMean", {"args": {"value": None}})["args"]["value"]
         self._total = self._count = 0.0
 
     def add(self, total: float, count: float) -> None:
@@ -85,11 +86,10 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         """The running mean of this trainer, or of the checkpoint it went on from."""
         return next(found for found in self.callback_handler.callbacks if isinstance(found, RunningMean))
 
-    def train(self, resume_from_checkpoint=None, **kwargs):
+    def train(self, *args, **kwargs):
         """The Trainer's; nothing is left over from a run before."""
-        if not resume_from_checkpoint:
-            self.running_mean.value = None
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.running_mean.value = None  # a checkpoint's is put back when training begins
+        return super().train(*args, **kwargs)
 
     def training_terms(self, model, pairs):
         samples = self.sample(pairs, self.args.num_candidates)
@@ -114,7 +114,7 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         """(B, 1) or (1, 1)."""
         if self.args.baseline == "self_critical":
             config = self.decoder(pairs, do_sample=False, num_beams=1)
-            greedy = [found[0] for found in pairs.decode(self.module, config)]
+            greedy = [found[0] for found in self.decode(pairs, config)]
             return self.costs(pairs, list(range(len(pairs))), greedy)[:, None]
         mean = self.running_mean
         before = 0.0 if mean.value is None else mean.value

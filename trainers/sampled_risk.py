@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_ebm.trainers.sequence_pairs import SequencePairs
-from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 
 @dataclass
@@ -32,7 +33,7 @@ class SampledRiskConfig(TaskLossConfig):
         super().__post_init__()
         if self.num_candidates < 1:
             raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
-        if not self.cross_entropy_weight >= 0:
+        if not 0 <= self.cross_entropy_weight < math.inf:
             raise ValueError(f"cross_entropy_weight must not be negative, got {self.cross_entropy_weight}")
 
 
@@ -42,7 +43,7 @@ class SampledRiskTrainer(TaskLossTrainer):
     config_class = SampledRiskConfig
 
     def _get_num_items_in_batch(self, batch_samples, device):
-        rows = torch.tensor(sum(len(batch["labels"]) for batch in batch_samples), device=device)
+        rows = torch.tensor(sum(len(batch.get("labels", ())) for batch in batch_samples), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows
@@ -60,8 +61,7 @@ class SampledRiskTrainer(TaskLossTrainer):
             **{name: getattr(decoder, name) for name in kept},
         )  # fmt: skip
         seed = self.next_batch_seed(self.accelerator.process_index)
-        with seeded(seed, pairs.targets[0].device):
-            return pairs.decode(self.module, config, count)
+        return self.decode(pairs, config, seed, count)
 
     def score(
         self, model: nn.Module, pairs: SequencePairs, candidates: list[list[torch.Tensor]]

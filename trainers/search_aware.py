@@ -117,9 +117,7 @@ class SearchAwareTrainer(Seq2SeqTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The objective's sum over the number of tokens."""
-        if "labels" not in inputs:
-            raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
-        _check_targets(self.model, inputs)
+        self.check_batch(inputs)
         terms = self.objective(model, inputs)
         training = self.model.training
         self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
@@ -128,6 +126,12 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
         return (loss, {}) if return_outputs else loss
+
+    def check_batch(self, inputs: dict) -> None:
+        """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
+        if "labels" not in inputs:
+            raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
+        _check_targets(self.model, inputs)
 
     def _add(self, training: bool, terms: dict) -> None:
         sums = self._sums[training]

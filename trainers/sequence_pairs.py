@@ -108,8 +108,8 @@ class EncoderDecoderPairs(SequencePairs):
         return sequence_log_probs(outputs.logits, labels)
 
     def _generate(self, model, config):
-        # The first column is the start token.
-        return model.generate(**self.inputs, generation_config=config)[:, 1:]
+        starts = self.starts[:, None]
+        return model.generate(**self.inputs, decoder_input_ids=starts, generation_config=config)[:, 1:]
 
 
 class CausalPairs(SequencePairs):

@@ -6,13 +6,15 @@ They take sequence-to-sequence and causal language models, adapters of PEFT on t
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import align_special_tokens
 
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
@@ -51,13 +53,18 @@ class TaskLossConfig(SearchAwareConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if not isinstance(self.cost, str):
+            raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
         as_cost(self.cost)
-        if not self.max_length_ratio > 0:
+        if not 0 < self.max_length_ratio < math.inf:
             raise ValueError(f"max_length_ratio must be positive, got {self.max_length_ratio}")
 
 
 class TaskLossTrainer(SearchAwareTrainer):
     """Base of the trainers that minimize a cost of decoded sequences.
+
+    A batch is decoded up to `max_length_ratio` times its longest target, in evaluation too: `eval_cost` of sequences
+    that don't end depends on what they are batched with, so compare it at one `per_device_eval_batch_size`.
 
     A causal batch has `input_ids` and `labels` that are -100 on the prompt; it may be padded on either side. In
     evaluation `eval_loss` is the cross entropy in nats per target token, and `eval_cost` the mean cost of what is
@@ -83,9 +90,14 @@ class TaskLossTrainer(SearchAwareTrainer):
                 f"one process must have one GPU, got {args.n_gpu}; start a process for each with accelerate launch or "
                 "torchrun"
             )
+        if isinstance(self.processing_class, PreTrainedTokenizerBase) and model is not None:
+            align_special_tokens(self.model, self.processing_class)  # as `train` would do, but before they are read
         self.decoding_config = copy.deepcopy(self.model.generation_config)
         if args.generation_config is not None and own_generation_config is not None:  # which the stock trainer replaced
             self.model.generation_config = own_generation_config
+            for name in ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
+                if getattr(self.decoding_config, name) is None:  # where decoding starts is the model's business
+                    setattr(self.decoding_config, name, getattr(own_generation_config, name))
         if own_use_cache is not None:  # as well; whether to cache is said in every call here
             self.model.config.use_cache = own_use_cache
         self.cost = as_cost(args.cost if cost is None else cost)
@@ -130,6 +142,16 @@ class TaskLossTrainer(SearchAwareTrainer):
             raise ValueError(f"arguments of generation must be those of GenerationConfig, got {', '.join(unknown)}")
         return config
 
+    def decode(
+        self, pairs: SequencePairs, config: GenerationConfig, seed: int | None = None, num_samples: int = 1
+    ) -> list[list[torch.Tensor]]:
+        """Decodes a batch with its own random numbers, as precisely as it is scored.
+
+        Autocast is said here as PEFT's `generate` goes past the forward in which accelerate puts it.
+        """
+        with seeded(self.args.seed if seed is None else seed, pairs.targets[0].device), self.accelerator.autocast():
+            return pairs.decode(self.module, config, num_samples)
+
     def _max_new_tokens(self, pairs: SequencePairs) -> int:
         length = decoding_length(pairs.targets, self.args.max_length_ratio)
         text_config = self.module.config.get_text_config(decoder=True)
@@ -158,7 +180,7 @@ class TaskLossTrainer(SearchAwareTrainer):
             return self.training_terms(model, pairs)
         rows = list(range(len(pairs)))
         log_probs = pairs.log_probs(model, rows, pairs.targets)
-        self._decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs))]
+        self._decoded = [found[0] for found in self.decode(pairs, self.decoder(pairs))]
         count = torch.tensor(len(pairs), device=log_probs.device)
         logged = {"cost": (self.costs(pairs, rows, self._decoded).sum(), count)}
         return LossTerms(-log_probs.sum(), _num_target_tokens(pairs), logged)
@@ -179,7 +201,7 @@ class TaskLossTrainer(SearchAwareTrainer):
             asked.setdefault("max_new_tokens", None)
         decoded = self._decoded  # for the cost of this very batch
         if asked:
-            decoded = [found[0] for found in pairs.decode(self.module, self.decoder(pairs, **asked))]
+            decoded = [found[0] for found in self.decode(pairs, self.decoder(pairs, **asked))]
         predictions, _ = pad_right(decoded, self.pad_id)
         labels, _ = pad_right(pairs.targets, IGNORED)
         return loss, predictions, labels
