@@ -48,8 +48,8 @@ class RunningMean(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args, state, control, **kwargs):
         # The Trainer itself goes on with a callback's state only where `restore_callback_states_from_checkpoint` is on.
-        # A checkpoint of another trainer has none.
-        self.value = state.stateful_callbacks.get("RunningMean", {"args": {"value": None}})["args"]["value"]
+        # A checkpoint of another trainer has none, and the Trainer saves only states that are there.
+        self.value = state.stateful_callbacks.setdefault("RunningMean", self.state())["args"]["value"]
         self._total = self._count = 0.0
 
     def add(self, total: float, count: float) -> None:

@@ -215,7 +215,7 @@ def test_adapters_alone_are_searched(tmp_path):
 
 
 def test_the_model_is_left_as_it_was(tmp_path, caplog):
-    """Gradient checkpointing on, a module frozen in evaluation mode, a configuration with its own ideas of decoding."""
+    """Gradient checkpointing on, a configuration with its own ideas of decoding."""
     model = tiny_causal(dtype=torch.float32)
     model.config.use_cache = True  # which the stock Trainer would turn off
     model.generation_config.update(max_length=11, do_sample=False, num_beams=2)
@@ -338,3 +338,57 @@ def test_peak_memory_is_the_gradient_and_one_copy(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     peak = float(done.stdout.split("PEAK")[1])
     assert 1.8 < peak < 2.7  # in models of this size, beside the model; activations and one tensor's noise included
+
+
+def test_a_configuration_of_beams_alone_decodes_seq2seq_models(tmp_path):
+    """Where decoding starts is not said by it."""
+    for family in ("bart", "t5", "marian", "lstm additive"):
+        trainer = trainer_of(
+            tmp_path, tiny_seq2seq(family), rows(), collate, generation_config=GenerationConfig(num_beams=3)
+        )
+        trainer.train()
+        assert math.isfinite(trainer.state.log_history[0]["cost"])
+
+
+def test_evaluation_with_sampling_repeats_itself(tmp_path):
+    config = GenerationConfig(do_sample=True, top_k=0, eos_token_id=END, pad_token_id=PAD)
+    trainer = trainer_of(tmp_path, generation_config=config)
+    assert trainer.evaluate()["eval_cost"] == trainer.evaluate()["eval_cost"]
+
+
+def test_adapters_decode_as_precisely_as_they_are_scored(tmp_path):
+    base = tiny_causal("llama", dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]))
+    seen = []
+    layer = base.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    trainer_of(tmp_path, model, bf16=True).train()
+    assert len(seen) > 10 and set(seen) == {torch.bfloat16}
+
+
+def test_every_end_token_ends(tmp_path):
+    trainer = trainer_of(tmp_path, generation_config=GenerationConfig(eos_token_id=[END, 7], pad_token_id=PAD))
+    decoded = trainer.decode(pairs := trainer.pairs(collate_right(completion_rows())), trainer.decoder(pairs))
+    assert all(not {END, 7} & set(found[0][:-1].tolist()) for found in decoded)
+    assert trainer.end_ids == [END, 7]
+
+
+def test_labels_are_checked(tmp_path):
+    wrong = [{name: value.clone() for name, value in row.items()} for row in completion_rows(2)]
+    wrong[1]["labels"][-1] = wrong[1]["input_ids"][-1] = 99
+    with pytest.raises(ValueError, match="labels: row 1 has 99"):
+        trainer_of(tmp_path, dataset=wrong).train()
+
+
+def test_costs_can_read_prompts(tmp_path):
+    seen = []
+
+    def prompted(predictions, references, prompts):
+        seen.extend(zip(prompts, references, strict=True))
+        return [1.0] * len(predictions)
+
+    prompted.reads = "ids"
+    trainer_of(tmp_path, cost=prompted).train()
+    expected = [(row["input_ids"][row["labels"] == -100].tolist(), row["labels"][row["labels"] != -100].tolist())
+                for row in completion_rows()]  # fmt: skip
+    assert seen[:8] == expected

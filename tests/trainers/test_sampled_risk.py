@@ -252,3 +252,43 @@ def test_what_the_models_own_decoding_says_does_not_touch_samples(own, tmp_path)
     drawn = [[ids.tolist() for found in trainer.drawn[0] for ids in found] for trainer in (plain, changed)]
     assert drawn[0] == drawn[1]
     assert changed.model.generation_config.to_dict() != plain.model.generation_config.to_dict()
+
+
+def test_sampled_duplicates_count_once_in_a_step(tmp_path):
+    trainer = trainer_of("minimum risk", tmp_path, include_target=False, num_candidates=4)
+    twice = [torch.tensor([5, END]), torch.tensor([6, END])]
+    trainer.sample = lambda pairs, count, temperature: [[*twice, *twice] for _ in range(len(pairs))]
+    trainer.train()
+    assert trainer.state.log_history[0]["num_distinct"] == 2
+
+
+def test_the_sampling_temperature_is_used(tmp_path):
+    kinds = []
+    for temperature in (0.05, 5.0):
+        trainer = trainer_of("minimum risk", tmp_path, num_candidates=30, sampling_temperature=temperature)
+        trainer.train()
+        kinds.append(trainer.state.log_history[0]["num_distinct"])
+    assert kinds[0] < 5 < 20 < kinds[1]
+
+
+def test_the_self_critical_baseline_is_greedy(tmp_path):
+    baselines = []
+    for own in ({}, {"do_sample": True, "num_beams": 3, "top_k": 0}):
+        trainer = trainer_of("self-critical", tmp_path)
+        trainer.decoding_config.update(**own)
+        trainer.train()
+        baselines.append(trainer.state.log_history[0]["baseline"])
+    assert baselines[0] == baselines[1]
+
+
+def test_going_on_from_another_trainers_checkpoint(tmp_path):
+    settings = dict(save_strategy="steps", save_steps=1, per_device_train_batch_size=2)
+    trainer_of("minimum risk", tmp_path / "a", max_steps=1, **settings).train()
+    later = trainer_of("running mean, mixed", tmp_path / "b", max_steps=2, **settings)
+    later.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
+    assert later.running_mean.value is not None
+
+
+def test_a_single_candidate_without_the_target_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="num_candidates must be 2 or more without include_target"):
+        trainer_of("minimum risk", tmp_path, num_candidates=1, include_target=False)
