@@ -329,7 +329,9 @@ with open("/proc/self/statm") as file:
     before = int(file.read().split()[1]) * resource.getpagesize() / 1024
 trainer.train()
 size = sum(parameter.numel() * 4 for parameter in model.parameters()) / 1024
-print("PEAK", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / size)
+with open("/proc/self/status") as file:  # ru_maxrss would begin at the peak of the process that started this one
+    peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+print("PEAK", (peak - before) / size)
 """
 
 
