@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
 
 from hf_ebm.objectives.parameter_search import (
     Candidate,
+    Density,
     candidate_log_weights,
     combine_,
     draw_candidates,
@@ -20,8 +22,6 @@ from hf_ebm.objectives.parameter_search import (
 )
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
-
-DENSITIES = ("given_noise", "full")
 
 
 @dataclass
@@ -58,8 +58,8 @@ class MGSConfig(TaskLossConfig):
         for name in ("alpha", "noise", "likelihood_max_grad_norm"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.density not in DENSITIES:
-            raise ValueError(f"density must be one of {', '.join(DENSITIES)}, got {self.density!r}")
+        if self.density not in get_args(Density):
+            raise ValueError(f"density must be one of {', '.join(get_args(Density))}, got {self.density!r}")
         if self.fp16:
             raise ValueError("fp16 must be False: its loss scaling has no meaning for a search direction; bf16 works")
         if self.deepspeed or self.fsdp:

@@ -16,6 +16,7 @@ from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_token
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+from hf_ebm.trainers.sequence_pairs import encoder_inputs
 
 
 @dataclass
@@ -117,7 +118,7 @@ def scheduled_sampling_logits(
     """
     labels = inputs["labels"]
     gold = decoder.embed(decoder.gold_ids(labels))
-    logits, state = decoder.begin(gold[:, 0], model=model, **StepwiseTrainer.encoder_inputs(inputs))
+    logits, state = decoder.begin(gold[:, 0], model=model, **encoder_inputs(inputs))
     every = [logits]
     for step in range(1, labels.shape[1]):
         chosen = decoder.expected_embedding(token_weights(logits, model_inputs, alpha, generator))

@@ -12,6 +12,7 @@ from transformers.trainer_utils import has_length
 
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from hf_ebm.trainers.sequence_pairs import encoder_inputs
 
 
 @dataclass
@@ -178,7 +179,7 @@ class SearchAwareTrainer(Seq2SeqTrainer):
         if prediction_loss_only or not self.args.predict_with_generate:
             return loss, None, None
         # What a collator makes of labels would be a prompt that gives them away.
-        unlabeled = inputs if labels is None else StepwiseTrainer.encoder_inputs(inputs)
+        unlabeled = inputs if labels is None else encoder_inputs(inputs)
         # The stock step fills the model's generation config with defaults, max_length=20 among them, which would be
         # saved with the model and obeyed.
         generation_config = copy.deepcopy(self.model.generation_config)
@@ -240,12 +241,6 @@ class StepwiseTrainer(SearchAwareTrainer):
         if self._decoder.model is not model:
             self._decoder = StepwiseDecoder(model)
         return self._decoder
-
-    @staticmethod
-    def encoder_inputs(inputs: dict) -> dict:
-        """A batch without its labels and what collators make of them."""
-        made = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
-        return {name: value for name, value in inputs.items() if name not in made}
 
 
 class CrossEntropyTrainer(SearchAwareTrainer):

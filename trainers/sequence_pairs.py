@@ -12,7 +12,14 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.objectives.completions import ends_at, pad_left, pad_right, sequence_log_probs, split_completions
+from hf_ebm.objectives.completions import (
+    completion_log_probs,
+    ends_at,
+    pad_left,
+    pad_right,
+    sequence_log_probs,
+    split_completions,
+)
 from hf_ebm.objectives.token_losses import IGNORED
 
 _MADE_OF_LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
@@ -122,15 +129,7 @@ class CausalPairs(SequencePairs):
         )
 
     def log_probs(self, model, rows, sequences):
-        whole = [torch.cat([self.prompts[row], ids]) for row, ids in zip(rows, sequences, strict=True)]
-        ids, mask = pad_right(whole, self.pad_id)
-        labels, _ = pad_right(
-            [torch.cat([torch.full_like(self.prompts[row], IGNORED), ids]) for row, ids in
-             zip(rows, sequences, strict=True)], IGNORED,
-        )  # fmt: skip
-        # Padded on the right: no position is shifted, and no token sees what is padding.
-        outputs = model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return sequence_log_probs(outputs.logits[:, :-1], labels[:, 1:])
+        return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id)
 
     def _generate(self, model, config):
         ids, mask = pad_left(self.prompts, self.pad_id)

@@ -18,6 +18,7 @@ from hf_ebm.relaxations.soft_beam import (
 )
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+from hf_ebm.trainers.sequence_pairs import encoder_inputs
 
 LOSSES = ("direct", "hinge")
 
@@ -98,8 +99,8 @@ class SoftBeamTrainer(StepwiseTrainer):
         start = self.decoder.embed(self.decoder.gold_ids(inputs["labels"])[:, 0])
         settings = SoftBeamSettings(args.beam_size, alpha, args.normalization, args.checkpoint_steps)
         hinge = args.loss == "hinge"
-        encoder_inputs = {"model": model, **self.encoder_inputs(inputs)}
-        result = relaxed_beam_search(self.decoder, start, encoder_inputs, labels, self.cost, settings, hinge)
+        begin = {"model": model, **encoder_inputs(inputs)}
+        result = relaxed_beam_search(self.decoder, start, begin, labels, self.cost, settings, hinge)
         if hinge:
             logits = self.model(**inputs).logits[:, : args.max_search_steps]
             losses = hinge_loss(result, gold_scores(logits, labels, args.normalization), alpha)

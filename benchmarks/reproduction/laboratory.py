@@ -19,6 +19,7 @@ import torch
 from datasets import DatasetDict
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, set_seed
 
+from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
@@ -26,32 +27,7 @@ from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGener
 from hf_ebm.objectives.decomposable_costs import HammingCost
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-from hf_ebm.trainers import (
-    CrossEntropyTrainer,
-    MGSConfig,
-    MGSTrainer,
-    MinimumRiskConfig,
-    MinimumRiskTrainer,
-    PolicyGradientConfig,
-    PolicyGradientTrainer,
-    ScheduledSamplingConfig,
-    ScheduledSamplingTrainer,
-    SearchAwareConfig,
-    SelfNormalizedConfig,
-    SelfNormalizedTrainer,
-    SoftBeamConfig,
-    SoftBeamTrainer,
-)
 
-TRAINERS = {
-    "cross-entropy": (SearchAwareConfig, CrossEntropyTrainer),
-    "self-normalized": (SelfNormalizedConfig, SelfNormalizedTrainer),
-    "scheduled-sampling": (ScheduledSamplingConfig, ScheduledSamplingTrainer),
-    "soft-beam": (SoftBeamConfig, SoftBeamTrainer),
-    "mgs": (MGSConfig, MGSTrainer),
-    "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer),
-    "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer),
-}
 DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
 
 
@@ -150,7 +126,7 @@ class Laboratory:
         started, task = time.perf_counter(), self.task(recipe.task)
         set_seed(seed)
         model = self.model(recipe.start, seed) if recipe.start else task.fresh_model(recipe.bidirectional)
-        config_class, trainer_class = TRAINERS[recipe.objective]
+        config_class, trainer_class, _ = OBJECTIVES[recipe.objective]
         work = self.folder / f"{target.name}.unfinished"
         config = config_class(
             output_dir=str(work), seed=seed, num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate,

@@ -10,7 +10,40 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+
+def training_arguments(arguments, **own) -> TrainingArguments:
+    """What both scripts train with, from their command lines, and what is one script's own."""
+    return TrainingArguments(
+        output_dir=str(Path(arguments.work_dir) / "checkpoints"),
+        num_train_epochs=arguments.epochs,
+        per_device_train_batch_size=arguments.batch_size,
+        train_sampling_strategy="group_by_length",
+        learning_rate=arguments.learning_rate,
+        weight_decay=arguments.weight_decay,
+        adam_beta2=0.98,
+        warmup_steps=arguments.warmup_steps,
+        bf16=True,
+        use_cpu=True,
+        logging_steps=100,
+        save_strategy="epoch",
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        seed=arguments.seed,
+        **own,
+    )
+
+
+def minutes_of_training(trainer: Trainer) -> float:
+    """Trains, from the last checkpoint if there is one."""
+    started = time.time()
+    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
+    return (time.time() - started) / 60
 
 
 def describe_phase(module: str, arguments, minutes: float, processes: int) -> dict:

@@ -11,16 +11,14 @@ causal` makes the model card from these.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer
 
 from hf_ebm.assets import KJV_MASKED_LM
-from hf_ebm.assets.embedding import describe_phase, save_embedded
+from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
 from hf_ebm.data.kjv import load_kjv_verses, split_held_out
 
 MAX_POSITIONS = 256
@@ -114,28 +112,12 @@ def main(arguments: ScriptArguments) -> None:
             for name, verses in (("train", train), ("validation", validation))}  # fmt: skip
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(Path(arguments.work_dir) / "checkpoints"),
-            num_train_epochs=arguments.epochs,
-            per_device_train_batch_size=arguments.batch_size,
-            train_sampling_strategy="group_by_length",
-            learning_rate=arguments.learning_rate,
+        args=training_arguments(
+            arguments,
             lr_scheduler_type="cosine",
-            weight_decay=arguments.weight_decay,
-            adam_beta2=0.98,
-            warmup_steps=arguments.warmup_steps,
-            bf16=True,
-            use_cpu=True,
-            logging_steps=100,
             eval_strategy="epoch",
-            save_strategy="epoch",
-            save_total_limit=1,
             load_best_model_at_end=True,
             metric_for_best_model="loss",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            seed=arguments.seed,
         ),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
@@ -144,10 +126,7 @@ def main(arguments: ScriptArguments) -> None:
         ),
         processing_class=tokenizer,
     )
-    started = time.time()
-    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
-    minutes = (time.time() - started) / 60
+    minutes = minutes_of_training(trainer)
     model = trainer.model.float()
     model.config.use_cache = True  # which the Trainer turned off
     results = {

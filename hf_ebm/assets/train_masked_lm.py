@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,11 +28,9 @@ from transformers import (
     ModernBertForMaskedLM,
     PreTrainedTokenizerFast,
     Trainer,
-    TrainingArguments,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
-from hf_ebm.assets.embedding import describe_phase, save_embedded
+from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
 from hf_ebm.data.kjv import load_kjv_clauses
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -162,34 +159,12 @@ def main(arguments: ScriptArguments) -> None:
     masks = torch.Generator().manual_seed(1000 * arguments.seed + int(os.environ.get("RANK", 0)))
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(Path(arguments.work_dir) / "checkpoints"),
-            num_train_epochs=arguments.epochs,
-            per_device_train_batch_size=arguments.batch_size,
-            train_sampling_strategy="group_by_length",
-            learning_rate=arguments.learning_rate,
-            weight_decay=arguments.weight_decay,
-            adam_beta2=0.98,
-            warmup_steps=arguments.warmup_steps,
-            bf16=True,
-            use_cpu=True,
-            logging_steps=100,
-            save_strategy="epoch",
-            save_total_limit=1,
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            ddp_find_unused_parameters=False,
-            seed=arguments.seed,
-        ),
+        args=training_arguments(arguments, ddp_find_unused_parameters=False),
         train_dataset=[{"input_ids": ids} for ids in tokenizer(train)["input_ids"]],
         data_collator=RandomRateMasking(tokenizer, arguments.min_masking_rate, arguments.max_masking_rate, masks),
         processing_class=tokenizer,
     )
-    started = time.time()
-    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
-    minutes = (time.time() - started) / 60
+    minutes = minutes_of_training(trainer)
     if not trainer.is_world_process_zero():
         return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -76,7 +76,24 @@ def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
 
 def sequence_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log probability of each row's labels in nats: logits (N, T, V), labels (N, T) with -100 elsewhere -> (N,)."""
-    losses = torch.nn.functional.cross_entropy(
-        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    return -losses.view_as(labels).sum(1)
+    kept = labels != IGNORED
+    # Only logits that are read are made float32: prompts can be far longer than what follows them.
+    nats = torch.nn.functional.cross_entropy(at_least_float32(logits[kept]), labels[kept], reduction="none")
+    return -nats.new_zeros(labels.shape).masked_scatter(kept, nats).sum(1)
+
+
+def completion_log_probs(
+    model: Callable, prompts: Sequence[torch.Tensor], sequences: Sequence[torch.Tensor], pad_id: int
+) -> torch.Tensor:
+    """log p(sequence | prompt) of a causal model in nats, (N,): one forward pass, with its gradient.
+
+    Rows are padded on the right: no position is shifted, and no token sees what is padding.
+
+    Args:
+        model: takes `input_ids`, `attention_mask` and `use_cache`, and returns an output with `logits` (N, T, V).
+        prompts, sequences: N tensors of ids each, the prompts of one token or more.
+    """
+    rows = list(zip(prompts, sequences, strict=True))
+    ids, mask = pad_right([torch.cat(row) for row in rows], pad_id)
+    labels, _ = pad_right([torch.cat([torch.full_like(prompt, IGNORED), after]) for prompt, after in rows], IGNORED)
+    return sequence_log_probs(model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1], labels[:, 1:])

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
-from hf_ebm.relaxations.soft_argmax import at_least_float32
 
 
 class ScorerCost:
@@ -24,7 +24,7 @@ class ScorerCost:
 
     Args:
         model: a module with a `config` whose forward takes `input_ids` and `attention_mask` (and `labels`, if
-            `config.is_encoder_decoder`) and returns an output with `logits` (B, T, V).
+            `config.is_encoder_decoder`, else `use_cache`) and returns an output with `logits` (B, T, V).
         pad_token_id: fills rows up on the right, where nothing reads it; any id of the model will do for a causal one.
         batch_size: rows in a forward pass, at most.
 
@@ -81,24 +81,11 @@ class ScorerCost:
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def _nats(self, predicted: list[list[int]], given: list[list[int]]) -> torch.Tensor:
-        if self._encodes_prompts:
-            labels = self._padded(predicted, IGNORED)
-            logits = self._logits(given, labels=labels)
-        else:
-            rows = [prompt + ids for prompt, ids in zip(given, predicted, strict=True)]
-            logits = self._logits(rows)[:, :-1]
-            scored = [[IGNORED] * len(prompt) + ids for prompt, ids in zip(given, predicted, strict=True)]
-            labels = self._padded(scored, IGNORED)[:, 1:]
-        kept = labels != IGNORED
-        # Only logits that are read are made float32: prompts can be far longer than predictions.
-        nats = nn.functional.cross_entropy(at_least_float32(logits[kept]), labels[kept], reduction="none")
-        return nats.new_zeros(labels.shape).masked_scatter(kept, nats).sum(1).float().cpu()
-
-    def _logits(self, rows: list[list[int]], **inputs: torch.Tensor) -> torch.Tensor:
-        mask = self._padded([[1] * len(row) for row in rows], 0)
-        return self.model(input_ids=self._padded(rows, self.pad_token_id), attention_mask=mask, **inputs).logits
-
-    def _padded(self, rows: list[list[int]], value: int) -> torch.Tensor:
-        tensors = [torch.tensor(row) for row in rows]
-        padded = nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-        return padded.to(next(self.model.parameters()).device)
+        device = next(self.model.parameters()).device
+        prompts, sequences = ([torch.tensor(ids, device=device) for ids in rows] for rows in (given, predicted))
+        if not self._encodes_prompts:
+            return -completion_log_probs(self.model, prompts, sequences, self.pad_token_id).float().cpu()
+        ids, mask = pad_right(prompts, self.pad_token_id)
+        labels, _ = pad_right(sequences, IGNORED)
+        logits = self.model(input_ids=ids, attention_mask=mask, labels=labels).logits
+        return -sequence_log_probs(logits, labels).float().cpu()

@@ -16,16 +16,11 @@ from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import MGSConfig, MGSTrainer
 from tests.causal_families import END, PAD, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
-from tests.trainers.test_trainers import collate, rows
+from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
 
 def trainer_of(tmp_path, model=None, dataset=None, collator=collate_right, cost=None, **settings):
-    defaults = dict(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=1, learning_rate=0.1, optim="sgd",
-        lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True, save_strategy="no",
-        logging_steps=1, disable_tqdm=True, train_sampling_strategy="sequential", num_candidates=3, alpha=5.0,
-    )  # fmt: skip
-    args = MGSConfig(**{**defaults, **settings})
+    args = MGSConfig(str(tmp_path), **{**ONE_STEP, "num_candidates": 3, "alpha": 5.0, **settings})
     model = tiny_causal() if model is None else model
     dataset = completion_rows() if dataset is None else dataset
     return MGSTrainer(

@@ -12,7 +12,7 @@ from hf_ebm.trainers.minimum_risk import distinct
 from tests.causal_families import END, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_mgs import greedy_predictions
-from tests.trainers.test_trainers import collate, rows
+from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
 KINDS = {
     "minimum risk": (MinimumRiskTrainer, MinimumRiskConfig, {"sharpness": 0.7}),
@@ -32,12 +32,7 @@ KINDS = {
 
 def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right, cost=None, **settings):
     trainer_class, config_class, own = KINDS[kind]
-    defaults = dict(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=1, learning_rate=0.1, optim="sgd",
-        lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True, save_strategy="no",
-        logging_steps=1, disable_tqdm=True, train_sampling_strategy="sequential",
-    )  # fmt: skip
-    args = config_class(**{**defaults, **own, **settings})
+    args = config_class(str(tmp_path), **{**ONE_STEP, **own, **settings})
     model = tiny_causal() if model is None else model
     dataset = completion_rows() if dataset is None else dataset
     trainer = trainer_class(

@@ -36,6 +36,12 @@ KINDS = {
     "soft beam, hinge": (SoftBeamTrainer, SoftBeamConfig, {"beam_size": 2, "loss": "hinge"}),
 }
 
+ONE_STEP = dict(
+    per_device_train_batch_size=8, max_steps=1, learning_rate=0.1, optim="sgd", lr_scheduler_type="constant",
+    max_grad_norm=0.0, report_to=[], use_cpu=True, save_strategy="no", logging_steps=1, disable_tqdm=True,
+    train_sampling_strategy="sequential",
+)  # fmt: skip
+
 
 def rows(count=8, seed=0):
     """Unequal lengths: the last windows and batches have other numbers of tokens."""
@@ -58,12 +64,7 @@ def collate(batch):
 
 def trainer_of(kind, tmp_path, model=None, dataset=None, **settings):
     trainer_class, config_class, own = KINDS[kind]
-    defaults = dict(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=1, learning_rate=0.1, optim="sgd",
-        lr_scheduler_type="constant", max_grad_norm=0.0, report_to=[], use_cpu=True, save_strategy="no",
-        logging_steps=1, disable_tqdm=True, train_sampling_strategy="sequential",
-    )  # fmt: skip
-    args = config_class(**{**defaults, **own, **settings})
+    args = config_class(str(tmp_path), **{**ONE_STEP, **own, **settings})
     model = tiny_seq2seq("lstm additive") if model is None else model
     dataset = rows() if dataset is None else dataset
     return trainer_class(model, args, train_dataset=dataset, eval_dataset=rows(4, 9), data_collator=collate)
