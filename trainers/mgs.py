@@ -171,7 +171,7 @@ class MGSTrainer(TaskLossTrainer):
             for task in range(self.args.process_index, len(found), self.args.world_size):
                 if task:
                     candidate = candidates[task - 1]
-                    noise = perturb_(weights, originals, directions, scales, candidate)
+                    noise = perturb_(weights, originals, directions, scales, candidate, self.args.density)
                     found[task, 1] = log_proposal_density(
                         candidate, noise, proposal, self.args.mixture, self.args.density
                     )

@@ -165,11 +165,12 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
-        references, prompts = [pairs.targets[row] for row in rows], [pairs.prompts[row] for row in rows]
+        references = [pairs.targets[row] for row in rows]
+        prompts = [pairs.prompts[row] for row in rows] if self.cost.takes_prompts else None
         read = self._texts if self.cost.reads == "texts" else _lists
         device = pairs.targets[0].device
         with torch.autocast(device.type, enabled=False):  # a scorer computes as precisely in every objective
-            return self.cost(read(sequences), read(references), read(prompts)).to(device)
+            return self.cost(read(sequences), read(references), read(prompts) if prompts else None).to(device)
 
     def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
         return self.processing_class.batch_decode(_lists(sequences), skip_special_tokens=True)

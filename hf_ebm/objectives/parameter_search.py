@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 class NoiseSums(NamedTuple):
     """What the densities of one candidate need; float64 scalars, over all tensors with a scale above 0."""
 
-    square: torch.Tensor  # |ε|²
+    square: torch.Tensor | None  # |ε|², which only the full density needs
     product: torch.Tensor  # ε · (g / σ)
 
 
@@ -107,8 +107,9 @@ def perturb_(
     directions: Sequence[torch.Tensor],
     scales: Sequence[float],
     candidate: Candidate,
+    density: Density,
 ) -> NoiseSums:
-    """Sets `parameters` to `originals + Δ` in place, and returns the sums of the noise.
+    """Sets `parameters` to `originals + Δ` in place, and returns the sums of the noise that `density` needs.
 
     A tensor with a scale of 0 (one without a gradient) stays where it is.
     """
@@ -119,12 +120,13 @@ def perturb_(
         if scales[index] == 0:
             parameter.copy_(original)
             continue
-        square = square + _dot(noise, noise).cpu()
+        if density == "full":  # in float64, at a quarter of the price of the noise itself
+            square = square + _dot(noise, noise).cpu()
         product = product + torch.dot(noise, direction).double().cpu() / scales[index]
         torch.add(original, noise, alpha=scales[index], out=parameter)
         if candidate.from_likelihood:
             parameter.add_(direction)
-    return NoiseSums(square, product)
+    return NoiseSums(square if density == "full" else None, product)
 
 
 def log_proposal_density(

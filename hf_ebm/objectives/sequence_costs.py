@@ -14,6 +14,7 @@ import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -157,6 +158,11 @@ class SequenceCost:
         if self.reads not in ("texts", "ids"):
             raise ValueError(f"reads of the cost {self.name} must be 'texts' or 'ids', got {self.reads!r}")
 
+    @cached_property
+    def takes_prompts(self) -> bool:
+        """Whether the function is given the prompts."""
+        return _takes_prompts(self.function)
+
     @torch.no_grad()
     def __call__(self, predictions: Sequence, references: Sequence, prompts: Sequence | None = None) -> torch.Tensor:
         """(B,) float32, without a gradient.
@@ -164,7 +170,7 @@ class SequenceCost:
         Raises:
             ValueError: naming the cost, if it didn't return one finite number for each prediction.
         """
-        prompts = {"prompts": prompts} if _takes_prompts(self.function) else {}
+        prompts = {"prompts": prompts} if self.takes_prompts else {}
         returned = self.function(predictions, references, **prompts)
         try:
             costs = torch.as_tensor(returned, dtype=torch.float32).detach()
@@ -262,7 +268,7 @@ def _symbols(sequence: str | Sequence[int], argument: str, row: int) -> Symbols:
         return sequence.split()
     try:
         # Python ints: tensors of equal value would count as different symbols.
-        return [operator.index(token) for token in sequence]
+        return list(map(operator.index, sequence))
     except TypeError:
         raise ValueError(f"{argument} must be texts or lists of token ids, got {sequence!r} in row {row}") from None
 

@@ -47,7 +47,7 @@ def test_full_density_is_that_of_the_mixture_at_the_actual_scale(mixture, noise)
     proposal = proposal_sums(directions, scales)
     for candidate in draw_candidates(7, 6, 0.5):
         parameters = [tensor.clone() for tensor in originals]
-        sums = perturb_(parameters, originals, directions, scales, candidate)
+        sums = perturb_(parameters, originals, directions, scales, candidate, "full")
         delta = [p - o for p, o in zip(parameters, originals, strict=True)]
         expected = density_by_hand(delta, directions, scales, mixture)
         found = log_proposal_density(candidate, sums, proposal, mixture, "full")
@@ -65,7 +65,7 @@ def test_a_density_that_ignores_the_scale_would_be_noticed():
     values = []
     for noise in (1.0, 2.0):
         scales = noise_scales(directions, noise)
-        sums = perturb_(drawn(seed=1), drawn(seed=1), directions, scales, Candidate(False, 3))
+        sums = perturb_(drawn(seed=1), drawn(seed=1), directions, scales, Candidate(False, 3), "full")
         values.append(log_proposal_density(Candidate(False, 3), sums, proposal_sums(directions, scales), 0.5, "full"))
     assert abs(float(values[0] - values[1])) > 1
 
@@ -104,7 +104,7 @@ def test_tensors_without_a_gradient_stay():
     directions[1].zero_()
     scales = noise_scales(directions, 1.0)
     parameters = [tensor.clone() for tensor in originals]
-    sums = perturb_(parameters, originals, directions, scales, Candidate(True, 1))
+    sums = perturb_(parameters, originals, directions, scales, Candidate(True, 1), "full")
     assert torch.equal(parameters[1], originals[1]) and not torch.equal(parameters[0], originals[0])
     found = log_proposal_density(Candidate(True, 1), sums, proposal_sums(directions, scales), 0.5, "full")
     kept = [0, 2]
@@ -121,7 +121,7 @@ def test_the_direction_is_the_weighted_mean_of_the_candidates():
     expected = [torch.zeros_like(tensor) for tensor in originals]
     for candidate, weight in zip(candidates, weights, strict=True):
         parameters = [tensor.clone() for tensor in originals]
-        perturb_(parameters, originals, directions, scales, candidate)
+        perturb_(parameters, originals, directions, scales, candidate, "full")
         for total, parameter, original in zip(expected, parameters, originals, strict=True):
             total += weight * (parameter - original)
     combine_(directions, scales, candidates, weights)
@@ -152,7 +152,7 @@ def test_the_search_approaches_the_target_of_the_paper():
     original, parameter, deltas, densities = torch.zeros(1, dtype=torch.float64), torch.zeros(1).double(), [], []
     proposal = proposal_sums([direction], scales)
     for candidate in candidates:
-        sums = perturb_([parameter], [original], [direction], scales, candidate)
+        sums = perturb_([parameter], [original], [direction], scales, candidate, "full")
         deltas.append(float(parameter))
         densities.append(log_proposal_density(candidate, sums, proposal, mixture, "full"))
     deltas = torch.tensor(deltas, dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_the_printed_weight_collapses_in_high_dimension_and_the_default_does_not
     proposal = proposal_sums(directions, scales)
     candidates = [Candidate(k % 2 == 0, k) for k in range(4)]
     original, parameter = torch.zeros(1000, 1000), torch.zeros(1000, 1000)
-    sums = [perturb_([parameter], [original], directions, scales, candidate) for candidate in candidates]
+    sums = [perturb_([parameter], [original], directions, scales, candidate, "full") for candidate in candidates]
     equal = torch.ones(4)
     weights = {
         density: candidate_log_weights(
@@ -207,7 +207,7 @@ scales = noise_scales([direction], 1.0)
 assert abs(scales[0] / (scale / 2) - 1) < 1e-3, scales
 proposal = proposal_sums([direction], scales)
 candidate = Candidate(True, 3)
-sums = perturb_([parameter], [original], [direction], scales, candidate)
+sums = perturb_([parameter], [original], [direction], scales, candidate, "full")
 square = sum(float(noise.double().square().sum()) for _, _, noise in noise_of(candidate, [direction]))
 assert abs(float(sums.square) - square) < 1e-1, (float(sums.square), square)
 for density in ("full", "given_noise"):
