@@ -20,8 +20,9 @@ from hf_ebm.objectives.parameter_search import (
     perturb_,
     proposal_sums,
 )
+from hf_ebm.random_state import seeded
 from hf_ebm.trainers.sequence_pairs import SequencePairs
-from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer, seeded
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 
 @dataclass

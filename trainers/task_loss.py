@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -19,16 +18,9 @@ from transformers.trainer_utils import align_special_tokens
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.random_state import seeded
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.sequence_pairs import SequencePairs, decoding_length
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device):
-    """The global random state, which dropout and `generate` use, started from a seed; afterwards it is as it was."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import GenerationConfig
+from hf_ebm.generation_settings import GenerationSettings, is_whole
 
 KERNELS = ("metropolis_hastings", "gibbs", "mask_predict")
 WARM_STARTS = ("sample", "greedy", "mask_predict")
@@ -51,7 +51,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-class ChainGenerationConfig(GenerationConfig):
+class ChainGenerationConfig(GenerationSettings):
     """Settings of `EnergyModel.generate`. A field left `None` takes the model's setting, else the default given here.
 
     Args:
@@ -90,44 +90,11 @@ class ChainGenerationConfig(GenerationConfig):
         ValueError: for unknown fields and for values that are out of range or contradict each other.
     """
 
-    def __init__(self, **kwargs):
-        # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.
-        for name in _DEFAULTS:
-            setattr(self, name, kwargs.pop(name, None))
-        self._commit_hash = kwargs.pop("_commit_hash", None)
-        self._from_model_config = kwargs.pop("_from_model_config", None)
-        self.transformers_version = kwargs.pop("transformers_version", None)
-        if kwargs:
-            raise ValueError(f"unknown generation settings: {', '.join(sorted(kwargs))}; known: {', '.join(_DEFAULTS)}")
+    defaults = _DEFAULTS
+
+    def _normalize(self) -> None:
         if isinstance(self.lengths, dict):
             self.lengths = {_whole_key(length): weight for length, weight in self.lengths.items()}
-        self.validate()
-
-    @staticmethod
-    def _get_default_generation_params() -> dict[str, Any]:
-        return dict(_DEFAULTS)
-
-    @classmethod
-    def from_model_config(cls, model_config):
-        """Model configurations hold no chain settings; Transformers expects this error."""
-        raise NotImplementedError
-
-    def resolved(self, base: ChainGenerationConfig, overrides: dict[str, Any]) -> ChainGenerationConfig:
-        """A complete copy: `overrides` over these settings over `base` over the defaults.
-
-        Raises:
-            ValueError: for unknown overrides and contradictions.
-        """
-        unknown = sorted(set(overrides) - set(_DEFAULTS))
-        if unknown:
-            raise ValueError(f"unknown generation settings: {', '.join(unknown)}; known: {', '.join(_DEFAULTS)}")
-        layers = (_DEFAULTS, base.settings(), self.settings(), {k: v for k, v in overrides.items() if v is not None})
-        merged = {name: value for layer in layers for name, value in layer.items()}
-        return type(self)(**merged)
-
-    def settings(self) -> dict[str, Any]:
-        """The chain settings that are set."""
-        return {name: getattr(self, name) for name in _DEFAULTS if getattr(self, name) is not None}
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
         """Raises `ValueError` for values out of range and for contradictory ones."""
@@ -149,36 +116,19 @@ class ChainGenerationConfig(GenerationConfig):
         self._check_lists()
         self._check_combinations()
 
-    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value is not None and value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and not (_is_whole(value) and value >= least):
-            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
-
-    def _check_number(self, name: str, allowed, description: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not allowed(value):
-            raise ValueError(f"{name} must be {description}, got {value!r}")
-
     def _check_lists(self) -> None:
         sizes = self.block_size if isinstance(self.block_size, list) else [self.block_size]
-        if self.block_size is not None and not (sizes and all(_is_whole(b) and b >= 1 for b in sizes)):
+        if self.block_size is not None and not (sizes and all(is_whole(b) and b >= 1 for b in sizes)):
             raise ValueError(f"block_size must be a whole number from 1 up or a list of such, got {self.block_size!r}")
         lengths = self.lengths if isinstance(self.lengths, (list, dict)) else [self.lengths]
-        if self.lengths is not None and not (lengths and all(_is_whole(n) and n >= 1 for n in lengths)):
+        if self.lengths is not None and not (lengths and all(is_whole(n) and n >= 1 for n in lengths)):
             raise ValueError(f"lengths must be whole numbers from 1 up, got {self.lengths!r}")
         if isinstance(self.lengths, dict):
             weights = list(self.lengths.values())
             if not all(isinstance(w, (int, float)) and 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
                 raise ValueError(f"lengths: the weights must be from 0 up and not all 0, got {self.lengths!r}")
         tokens = self.suppress_tokens
-        if tokens is not None and not (isinstance(tokens, list) and all(_is_whole(i) and i >= 0 for i in tokens)):
+        if tokens is not None and not (isinstance(tokens, list) and all(is_whole(i) and i >= 0 for i in tokens)):
             raise ValueError(f"suppress_tokens must be a list of token ids, got {tokens!r}")
         if self.exclude_current not in (None, True, False):
             raise ValueError(f"exclude_current must be True or False, got {self.exclude_current!r}")
@@ -207,7 +157,3 @@ class ChainGenerationConfig(GenerationConfig):
 def _whole_key(length):
     """JSON turns the keys of a dict into strings; anything else that is no whole number is left to `validate`."""
     return int(length) if isinstance(length, str) and length.isdecimal() else length
-
-
-def _is_whole(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_ebm.models.energy.inputs import max_length
+from hf_ebm.models.position_limits import max_length
 
 
 @dataclass

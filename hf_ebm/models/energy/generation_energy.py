@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -53,25 +54,8 @@ class _Job(NamedTuple):
     target: Target
 
 
-class EnergyGenerationMixin:
-    """Gives a model `generate`. (Transformers recognises generating models by "GenerationMixin" in a base's name.)"""
-
-    def adjust_generation_fn(
-        self, generation_config, from_auto_class, from_pipeline, pretrained_model_name_or_path, cache_dir,
-        force_download, proxies, local_files_only, token, revision, subfolder, trust_remote_code, **kwargs,
-    ):  # fmt: skip
-        """Called by `from_pretrained` to load the generation settings; the stock one would make a stock config."""
-        if generation_config is not None:
-            self.generation_config = self.generation_config_class.from_dict(generation_config.to_dict())
-            return
-        try:
-            self.generation_config = self.generation_config_class.from_pretrained(
-                pretrained_model_name_or_path, cache_dir=cache_dir, force_download=force_download, proxies=proxies,
-                local_files_only=local_files_only, token=token, revision=revision, subfolder=subfolder,
-                _from_auto=from_auto_class, _from_pipeline=from_pipeline,
-            )  # fmt: skip
-        except OSError:
-            logger.info("Generation config file not found, using the default settings.")
+class EnergyGenerationMixin(SettingsGenerationMixin):
+    """Gives a model `generate`."""
 
     @torch.no_grad()
     def generate(

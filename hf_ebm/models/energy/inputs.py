@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from hf_ebm.models.position_limits import max_length
 from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
 
 # Members of the masked-LM mapping that cannot work here, with the reason the error gives.
@@ -54,19 +55,6 @@ def check_masked_lm_config(config) -> None:
             f"model type {config.model_type!r} is configured as a decoder (is_decoder or causal): its positions see "
             "only their left context; an energy needs a bidirectional masked language model"
         )
-
-
-def max_length(mlm: nn.Module) -> int | None:
-    """The longest sequence the model has positions for, `None` where its configuration states no limit."""
-    limits = [getattr(mlm.config, "max_position_embeddings", None)]
-    for name, module in mlm.named_modules():
-        weight = getattr(module, "weight", None)
-        if name.endswith("embeddings.position_embeddings") and weight is not None and weight.dim() == 2:
-            # Positions of RoBERTa's kind start after the padding index.
-            padding = getattr(module, "padding_idx", None)
-            limits.append(len(weight) - (0 if padding is None else padding + 1))
-    stated = [limit for limit in limits if limit and limit > 0]
-    return min(stated) if stated else None
 
 
 def check_inputs(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, max_length, padding_id
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
+from hf_ebm.models.position_limits import max_length
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator

@@ -1,0 +1,109 @@
+"""Generation settings of the project's own models, in place of those of left-to-right decoding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+
+class GenerationSettings(GenerationConfig):
+    """Base of the settings classes: a field that is `None` takes the model's setting, else the class's default.
+
+    Subclasses give `defaults`, a value for each field, and `validate`.
+
+    Raises:
+        ValueError: for unknown fields.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, **kwargs):
+        # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.
+        for name in self.defaults:
+            setattr(self, name, kwargs.pop(name, None))
+        self._commit_hash = kwargs.pop("_commit_hash", None)
+        self._from_model_config = kwargs.pop("_from_model_config", None)
+        self.transformers_version = kwargs.pop("transformers_version", None)
+        self._refuse_unknown(kwargs)
+        self._normalize()
+        self.validate()
+
+    def _normalize(self) -> None:
+        """Restores what JSON cannot hold."""
+
+    @classmethod
+    def _refuse_unknown(cls, given) -> None:
+        unknown = sorted(set(given) - set(cls.defaults))
+        if unknown:
+            raise ValueError(f"unknown generation settings: {', '.join(unknown)}; known: {', '.join(cls.defaults)}")
+
+    @classmethod
+    def _get_default_generation_params(cls) -> dict[str, Any]:
+        return dict(cls.defaults)
+
+    @classmethod
+    def from_model_config(cls, model_config):
+        """Model configurations hold no such settings; Transformers expects this error."""
+        raise NotImplementedError
+
+    def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> GenerationSettings:
+        """A complete copy: `overrides` over these settings over `base` over the defaults.
+
+        Raises:
+            ValueError: for unknown overrides and contradictions.
+        """
+        self._refuse_unknown(overrides)
+        given = {name: value for name, value in overrides.items() if value is not None}
+        layers = (self.defaults, base.settings(), self.settings(), given)
+        return type(self)(**{name: value for layer in layers for name, value in layer.items()})
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that are set."""
+        return {name: getattr(self, name) for name in self.defaults if getattr(self, name) is not None}
+
+    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is not None and not (is_whole(value) and value >= least):
+            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
+
+    def _check_number(self, name: str, allowed, description: str) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not allowed(value):
+            raise ValueError(f"{name} must be {description}, got {value!r}")
+
+
+class SettingsGenerationMixin:
+    """Loads the `generation_config_class`. (Transformers knows generating models by "GenerationMixin" in a base.)"""
+
+    def adjust_generation_fn(
+        self, generation_config, from_auto_class, from_pipeline, pretrained_model_name_or_path, cache_dir,
+        force_download, proxies, local_files_only, token, revision, subfolder, trust_remote_code, **kwargs,
+    ):  # fmt: skip
+        """Called by `from_pretrained` to load the generation settings; the stock one would make a stock config."""
+        if generation_config is not None:
+            self.generation_config = self.generation_config_class.from_dict(generation_config.to_dict())
+            return
+        try:
+            self.generation_config = self.generation_config_class.from_pretrained(
+                pretrained_model_name_or_path, cache_dir=cache_dir, force_download=force_download, proxies=proxies,
+                local_files_only=local_files_only, token=token, revision=revision, subfolder=subfolder,
+                _from_auto=from_auto_class, _from_pipeline=from_pipeline,
+            )  # fmt: skip
+        except OSError:
+            logger.info("Generation config file not found, using the default settings.")
+
+
+def is_whole(value) -> bool:
+    """Whether a value is an int and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,36 @@
+"""Configuration of `ResidualEnergyModel`."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+
+class ResidualEnergyConfig(PreTrainedConfig):
+    """A frozen causal language model and the encoder whose energy corrects it.
+
+    Args:
+        text_config: configuration of the language model.
+        encoder_config: configuration of the encoder, bidirectional or causal.
+        lm_reference: Hub name or folder of the language model, where its weights are kept by reference; `None` where
+            they are saved with the model.
+        lm_revision: branch, tag or commit of that reference.
+        lm_fingerprint: SHA-256 of the referenced weights, so that others in their place are noticed.
+        lm_dtype: the data type they were used in.
+        retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
+    """
+
+    model_type = "hf_ebm_residual"
+    sub_configs_defaults = {  # noqa: RUF012
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="gpt2"),
+        "encoder_config": SubConfigSpec(config_class=AutoConfig, model_type="bert"),
+    }
+
+    text_config: PreTrainedConfig | dict | None = None
+    encoder_config: PreTrainedConfig | dict | None = None
+    lm_reference: str | None = None
+    lm_revision: str | None = None
+    lm_fingerprint: str | None = None
+    lm_dtype: str | None = None
+    retokenize: bool = False
+    tie_word_embeddings: bool = True

@@ -1,0 +1,388 @@
+"""`ResidualEnergyModel`: a causal language model corrected by the energy of a whole sequence."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import ModelOutput
+
+from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
+from hf_ebm.models.residual.generation_residual import JointGenerationMixin
+from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
+from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
+from hf_ebm.objectives.completions import pad_right
+
+_LM_TOKENIZER, _ENCODER_TOKENIZER = "lm_tokenizer", "encoder_tokenizer"
+
+
+@dataclass
+class ResidualEnergyOutput(ModelOutput):
+    """Output of `ResidualEnergyModel.forward`.
+
+    Args:
+        energy: (B,) energies in nats, differentiable; float32, or float64 of a model in float64.
+    """
+
+    energy: torch.FloatTensor | None = None
+
+
+class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoringMixin):
+    """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
+
+    E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
+    (section 4.1). The language model is `.lm`: always in evaluation mode, never trained. A continuation is a sequence
+    that ends with an end token of the language model, or is stopped at a length.
+
+    `ResidualEnergyModel(lm, encoder)` wraps model objects, `from_lm_and_encoder` loads them by name, `from_pretrained`
+    loads what `save_pretrained` wrote.
+
+    Args:
+        lm: a causal language model.
+        encoder: a model that gives hidden states: bidirectional (BERT, RoBERTa, ModernBERT, …) or causal.
+        lm_tokenizer, encoder_tokenizer: both where the two models have different vocabularies; rows then go through
+            text, see `hf_ebm.models.residual.retokenization`. They are saved with the model.
+        lm_reference: Hub name or folder the language model came from; its weights are then not saved.
+        lm_revision: of that reference.
+
+    Raises:
+        ValueError: for models of other kinds, different vocabularies without tokenizers, and models of different data
+            types that are to be saved together.
+    """
+
+    config_class = ResidualEnergyConfig
+    base_model_prefix = "residual_base"  # no module of this name: an inner checkpoint's own prefix must not match it
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(
+        self,
+        lm: PreTrainedModel | ResidualEnergyConfig,
+        encoder: PreTrainedModel | None = None,
+        *,
+        lm_tokenizer: PreTrainedTokenizerBase | None = None,
+        encoder_tokenizer: PreTrainedTokenizerBase | None = None,
+        lm_reference: str | Path | None = None,
+        lm_revision: str | None = None,
+    ):
+        if isinstance(lm, ResidualEnergyConfig):
+            config, given = lm, False
+            super().__init__(config)
+            lm = None if config.lm_reference else AutoModelForCausalLM.from_config(config.text_config)
+            encoder = _encoder_of(AutoModel.from_config, config.encoder_config)
+        else:
+            config, given = _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision), True
+            super().__init__(config)
+        self.lm, self.encoder = lm, encoder
+        self.head = nn.Linear(config.encoder_config.hidden_size, 1, dtype=encoder.dtype if given else None)
+        for module in (*self.lm.modules(), *self.encoder.modules()) if given else ():
+            module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
+        if lm is not None:
+            self.lm.config = self.config.text_config = lm.config
+        self.encoder.config = self.config.encoder_config = encoder.config
+        self.tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
+        if config.retokenize and given:
+            self.tokenizers = lm_tokenizer, encoder_tokenizer
+        self.post_init()
+        if given:
+            self.head.to(encoder.device)
+            self.train(encoder.training)
+        self._freeze_lm()
+
+    @classmethod
+    def from_lm_and_encoder(
+        cls, lm: str | Path, encoder: str | Path, *, keep_lm: str = "value", lm_revision: str | None = None, **kwargs
+    ) -> ResidualEnergyModel:
+        """Loads a causal language model and an encoder, each from the Hub or a folder, and joins them.
+
+        The head is new; train it with `hf_ebm.trainers.ResidualNCETrainer`. Tokenizers are read beside the models.
+
+        Args:
+            keep_lm: `"value"` saves the language model's weights with the model, `"reference"` only its name and the
+                checksum of its weights.
+            lm_revision: branch, tag or commit of the language model.
+            kwargs: for both `from_pretrained`: `dtype`, `token`, `cache_dir`, …
+
+        Raises:
+            ValueError: for what cannot be loaded as such, checkpoints without the weights they need, and as the class.
+        """
+        if keep_lm not in ("value", "reference"):
+            raise ValueError(f"keep_lm must be 'value' or 'reference', got {keep_lm!r}")
+        revision = {"revision": lm_revision} if lm_revision else {}
+        hub = {k: v for k, v in kwargs.items() if k in ("token", "cache_dir", "local_files_only", "force_download")}
+        base = _loaded(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
+        config = AutoConfig.from_pretrained(encoder, **hub)
+        top = _loaded(lambda *a, **k: _encoder_of(AutoModel.from_pretrained, config, *a, **k), encoder, **kwargs)
+        return cls(
+            base,
+            top,
+            lm_tokenizer=own_tokenizer(str(lm), **hub, **revision),
+            encoder_tokenizer=own_tokenizer(str(encoder), **hub),
+            lm_reference=str(lm) if keep_lm == "reference" else None,
+            lm_revision=lm_revision if keep_lm == "reference" else None,
+        )
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs) -> ResidualEnergyModel:
+        """Loads a saved model, its language model from the reference where it was kept by reference.
+
+        Raises:
+            ValueError: if weights are missing, or the referenced language model is another than it was.
+        """
+        name = pretrained_model_name_or_path
+        hub = {k: kwargs[k] for k in ("token", "cache_dir", "local_files_only", "revision", "subfolder") if k in kwargs}
+        found, _ = PreTrainedConfig.get_config_dict(name, **hub)
+        if found.get("model_type") != ResidualEnergyConfig.model_type:
+            raise ValueError(
+                f"{name} is no saved ResidualEnergyModel but of the type {found.get('model_type')!r}; join a language "
+                "model and an encoder with from_lm_and_encoder"
+            )
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        _refuse_missing(name, info["missing_keys"])
+        if model.config.lm_reference is not None:
+            model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
+        if model.config.retokenize:
+            model.tokenizers = tuple(
+                AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
+                for folder in (_LM_TOKENIZER, _ENCODER_TOKENIZER)
+            )
+        model._freeze_lm()
+        return (model, info) if wants_info else model
+
+    def _attach_referenced_lm(self, dtype, token) -> None:
+        config = self.config
+        revision = {"revision": config.lm_revision} if config.lm_revision else {}
+        # In the type it was used in first: a checksum is of bytes.
+        lm = _loaded(
+            AutoModelForCausalLM.from_pretrained,
+            config.lm_reference,
+            dtype=getattr(torch, config.lm_dtype),
+            token=token,
+            **revision,
+        )
+        if fingerprint(lm) != config.lm_fingerprint:
+            raise ValueError(
+                f"lm_reference: the weights of {config.lm_reference!r} are not those the energy was made for; give "
+                "lm_revision when you join the models, or keep the language model by value"
+            )
+        self.lm = lm.to(self.encoder.device) if dtype in (None, "auto") else lm.to(self.encoder.device, self.dtype)
+        self.config.text_config = lm.config
+        self._freeze_lm()
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """The stock one's; with the tokenizers that rows go through."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        for folder, tokenizer in zip((_LM_TOKENIZER, _ENCODER_TOKENIZER), self.tokenizers or (), strict=False):
+            tokenizer.save_pretrained(Path(save_directory) / folder)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ResidualEnergyOutput:
+        """Energies of rows of the encoder's tokens; see `encoder_rows`.
+
+        Args:
+            input_ids: (B, T) ids of prefix and continuation.
+            attention_mask: (B, T), 0 at padding.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
+        return ResidualEnergyOutput(energy=self.energy_of_mean(self.summed(hidden, mask) / mask.sum(1, keepdim=True)))
+
+    @staticmethod
+    def summed(hidden: Tensor, mask: Tensor) -> Tensor:
+        """Sum over attended tokens of hidden states (B, T, d), in float32 or better: (B, d)."""
+        hidden = hidden if hidden.dtype == torch.float64 else hidden.float()
+        return torch.einsum("btd,bt->bd", hidden, mask.to(hidden.dtype))
+
+    def energy_of_mean(self, mean: Tensor) -> Tensor:
+        """The head on mean hidden states (B, d), in float32 or better: (B,)."""
+        return (mean @ self.head.weight.to(mean.dtype)[0]) + self.head.bias.to(mean.dtype)[0]
+
+    def encoder_rows(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and attention mask (B, T) for the encoder, of rows of the language model's ids.
+
+        Raises:
+            ValueError: naming the row, for one without a token or longer than the encoder has positions for.
+        """
+        own = self.retokenizer(rows) if self.config.retokenize else list(rows)
+        limit = max_length(self.encoder)
+        for number, ids in enumerate(own):
+            if len(ids) == 0 or (limit is not None and len(ids) > limit):
+                raise ValueError(
+                    f"row {number} has {len(ids)} tokens for the encoder, which needs 1 to {limit or 'any number'}"
+                )
+        ids, mask = pad_right([row.to(self.encoder.device) for row in own], self.encoder_pad_id)
+        return ids, mask
+
+    def train(self, mode: bool = True) -> ResidualEnergyModel:
+        """The language model stays in evaluation mode."""
+        super().train(mode)
+        if self.lm is not None:
+            self.lm.eval()
+        return self
+
+    @property
+    def retokenizer(self) -> Retokenizer:
+        """What turns rows of the language model into rows of the encoder, where their tokenizers differ."""
+        if self.tokenizers is None:
+            raise ValueError("tokenizers: the model was made without them, and its two vocabularies differ")
+        return Retokenizer(*self.tokenizers, self.end_ids)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The language model's end tokens."""
+        return _token_ids(self.lm, "eos_token_id")
+
+    @property
+    def pad_id(self) -> int:
+        """What stands behind the end of the language model's rows."""
+        return next(iter([*_token_ids(self.lm, "pad_token_id"), *self.end_ids]), 0)
+
+    @property
+    def start_ids(self) -> list[int]:
+        """The language model's start token, of which an empty prefix is made."""
+        return _token_ids(self.lm, "bos_token_id")[:1]
+
+    @property
+    def encoder_pad_id(self) -> int:
+        """What stands behind the end of the encoder's rows."""
+        return next(iter([*_token_ids(self.encoder, "pad_token_id"), *_token_ids(self.encoder, "eos_token_id")]), 0)
+
+    def _freeze_lm(self) -> None:
+        if self.lm is None:
+            return
+        self.lm.requires_grad_(False).eval()
+        if self.config.lm_reference is not None:
+            self._keys_to_ignore_on_save = [f"lm.{name}" for name in self.lm.state_dict()]
+
+    def _init_weights(self, module):
+        if module is self.head:
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+        elif self.lm is not None and any(module is one for one in self.lm.modules()):
+            self.lm._init_weights(module)
+        else:
+            self.encoder._init_weights(module)
+
+    def get_input_embeddings(self):
+        return self.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value):
+        self.encoder.set_input_embeddings(value)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of a model's weights, names and types included."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision) -> ResidualEnergyConfig:
+    _check_models(lm, encoder)
+    retokenize = _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer)
+    if lm_reference is None and lm.dtype != encoder.dtype:
+        raise ValueError(
+            f"lm and encoder must have one data type to be saved together, got {lm.dtype} and {encoder.dtype}; load "
+            "them alike, or keep the language model by reference"
+        )
+    config = ResidualEnergyConfig(
+        text_config=lm.config.to_dict(), encoder_config=encoder.config.to_dict(), retokenize=retokenize
+    )
+    if lm_reference is not None:
+        config.lm_reference, config.lm_revision = str(lm_reference), lm_revision
+        config.lm_fingerprint, config.lm_dtype = fingerprint(lm), str(lm.dtype).removeprefix("torch.")
+    return config
+
+
+def _check_models(lm, encoder) -> None:
+    if not isinstance(lm, PreTrainedModel) or not lm.can_generate() or lm.config.is_encoder_decoder:
+        raise ValueError(
+            f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
+            f"{type(lm).__name__}"
+        )
+    if not isinstance(encoder, PreTrainedModel):
+        raise ValueError(f"encoder must be a model that gives hidden states (AutoModel), got {type(encoder).__name__}")
+    if getattr(encoder.config, "is_encoder_decoder", False) or encoder.get_output_embeddings() is not None:
+        raise ValueError(
+            f"encoder must give hidden states, got {type(encoder).__name__}, which has a head or a decoder; load it "
+            "with AutoModel"
+        )
+    if "attention_mask" not in inspect.signature(encoder.forward).parameters:
+        raise ValueError(
+            f"encoder: {type(encoder).__name__} takes no attention mask, so its energies would depend on padding"
+        )
+    if not isinstance(getattr(encoder.config, "hidden_size", None), int):
+        raise ValueError(f"encoder: the configuration of {type(encoder).__name__} has no hidden_size")
+
+
+def _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer) -> bool:
+    """Whether rows go through text."""
+    if lm_tokenizer is not None and encoder_tokenizer is not None:
+        return not same_vocabulary(lm_tokenizer, encoder_tokenizer)
+    sizes = [model.get_input_embeddings().weight.shape[0] for model in (lm, encoder)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"lm_tokenizer and encoder_tokenizer must both be given: lm has {sizes[0]} embeddings and encoder "
+            f"{sizes[1]}, so their vocabularies differ"
+        )
+    return False
+
+
+def _encoder_of(load, config, *args, **kwargs) -> PreTrainedModel:
+    """An encoder without the pooling layer, which many checkpoints lack and no energy needs."""
+    model_class = AutoModel._model_mapping[type(config)] if type(config) in AutoModel._model_mapping else None
+    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
+        kwargs["add_pooling_layer"] = False
+        if load == AutoModel.from_config:
+            return model_class(config, **kwargs)
+    return load(*(args or (config,)), **kwargs)
+
+
+def _loaded(load, name, **kwargs) -> PreTrainedModel:
+    model, info = load(str(name), output_loading_info=True, **kwargs)
+    _refuse_missing(name, info["missing_keys"])
+    return model
+
+
+def _refuse_missing(name, missing) -> None:
+    """Weights that a checkpoint lacks would be random."""
+    needed = sorted(key for key in missing if "pooler" not in key)
+    if needed:
+        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
+        raise ValueError(f"{name}: the checkpoint has no weights for {shown}, which would be random")
+
+
+def _token_ids(model: PreTrainedModel, name: str) -> list[int]:
+    """A special token's ids, by the generation settings, else by the configuration; [] where there are none."""
+    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True)):
+        found = getattr(owner, name, None)
+        if found is not None:
+            return [found] if isinstance(found, int) else list(found)
+    return []
+
+
+AutoConfig.register(ResidualEnergyConfig.model_type, ResidualEnergyConfig)
+AutoModel.register(ResidualEnergyConfig, ResidualEnergyModel)

@@ -1,0 +1,15 @@
+"""The global random state, which dropout and Transformers' `generate` draw from."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device):
+    """The state started from a seed inside; afterwards it is as it was."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
