@@ -1,9 +1,11 @@
 """Trainer subclasses with search-aware and energy objectives, imported as `hf_ebm.trainers`.
 
-- `search_aware`: what all trainers share, and `CrossEntropyTrainer`, their baseline;
+- `loss_terms`: what all trainers share; `search_aware`: what those of sequence-to-sequence models share, and
+  `CrossEntropyTrainer`, their baseline;
 - `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
 - `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
-  models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share.
+  models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share;
+- `residual_nce`: the trainer of residual energy models.
 """
 
 if __name__ == "trainers":
@@ -12,6 +14,7 @@ if __name__ == "trainers":
 from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
 from hf_ebm.trainers.minimum_risk import MinimumRiskConfig, MinimumRiskTrainer
 from hf_ebm.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
+from hf_ebm.trainers.residual_nce import ResidualNCEConfig, ResidualNCETrainer
 from hf_ebm.trainers.scheduled_sampling import ScheduledSamplingConfig, ScheduledSamplingTrainer
 from hf_ebm.trainers.search_aware import CrossEntropyTrainer, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.self_normalized import SelfNormalizedConfig, SelfNormalizedTrainer
@@ -25,6 +28,8 @@ __all__ = [
     "MinimumRiskTrainer",
     "PolicyGradientConfig",
     "PolicyGradientTrainer",
+    "ResidualNCEConfig",
+    "ResidualNCETrainer",
     "ScheduledSamplingConfig",
     "ScheduledSamplingTrainer",
     "SearchAwareConfig",

@@ -123,14 +123,10 @@ def encode_completions(
     limits = _limits(tokenizer, max_source_length, max_target_length)
     _check_limit("max_length", max_length)
     most = tokenizer.model_max_length if max_length is None else max_length
-    before, behind = _framing(tokenizer)
-    ends = {end_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
-    while behind and behind[-1] in ends:
-        behind.pop()
+    prompt_ids = prompt_encoder(tokenizer, end_id)
 
     def tokenize(sources: list[str], targets: list[str]) -> tuple[Rows, Rows]:
-        plain = [_plain_ids(tokenizer, texts) for texts in (sources, targets)]
-        return [[*before, *ids, *behind] for ids in plain[0]], [[*ids, end_id] for ids in plain[1]]
+        return prompt_ids(sources), [[*ids, end_id] for ids in plain_ids(tokenizer, targets)]
 
     def columns(sources: Rows, targets: Rows, places: list[str]) -> dict[str, Rows]:
         for prompt, target, place in zip(sources, targets, places, strict=True):
@@ -167,8 +163,17 @@ def _check_limit(name: str, limit: int | None) -> None:
         raise ValueError(f"{name} must be a whole number of 1 or more, or None, got {limit!r}")
 
 
-def _plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
+def plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
+    """Ids of texts without special tokens around them."""
     return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
+
+
+def prompt_encoder(tokenizer: PreTrainedTokenizerBase, end_id: int) -> Callable[[list[str]], Rows]:
+    """What makes prompts of texts: with the tokenizer's own special tokens around them, but no end behind them."""
+    before, behind = _framing(tokenizer)
+    while behind and behind[-1] in {end_id, tokenizer.eos_token_id, tokenizer.sep_token_id}:
+        behind.pop()
+    return lambda texts: [[*before, *ids, *behind] for ids in plain_ids(tokenizer, texts)]
 
 
 def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -178,7 +183,7 @@ def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """
     for token_id in range(len(tokenizer)):
         text = tokenizer.decode([token_id])
-        plain = _plain_ids(tokenizer, [text])[0]
+        plain = plain_ids(tokenizer, [text])[0]
         if not plain or not set(plain).isdisjoint(tokenizer.all_special_ids):
             continue
         whole = tokenizer(text)["input_ids"]

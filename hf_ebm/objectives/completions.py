@@ -74,12 +74,17 @@ def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
     return rows
 
 
-def sequence_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Log probability of each row's labels in nats: logits (N, T, V), labels (N, T) with -100 elsewhere -> (N,)."""
+def token_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log probability of each label in nats: logits (N, T, V), labels (N, T) -> (N, T), 0 where a label is -100."""
     kept = labels != IGNORED
     # Only logits that are read are made float32: prompts can be far longer than what follows them.
     nats = torch.nn.functional.cross_entropy(at_least_float32(logits[kept]), labels[kept], reduction="none")
-    return -nats.new_zeros(labels.shape).masked_scatter(kept, nats).sum(1)
+    return -nats.new_zeros(labels.shape).masked_scatter(kept, nats)
+
+
+def sequence_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Log probability of each row's labels in nats: logits (N, T, V), labels (N, T) with -100 elsewhere -> (N,)."""
+    return token_log_probs(logits, labels).sum(1)
 
 
 def completion_log_probs(
@@ -87,7 +92,18 @@ def completion_log_probs(
 ) -> torch.Tensor:
     """log p(sequence | prompt) of a causal model in nats, (N,): one forward pass, with its gradient.
 
-    Rows are padded on the right: no position is shifted, and no token sees what is padding.
+    Args: as for `completion_token_log_probs`.
+    """
+    return completion_token_log_probs(model, prompts, sequences, pad_id).sum(1)
+
+
+def completion_token_log_probs(
+    model: Callable, prompts: Sequence[torch.Tensor], sequences: Sequence[torch.Tensor], pad_id: int
+) -> torch.Tensor:
+    """Log probability of each token behind a prompt, in nats: (N, T), 0 outside a row's sequence.
+
+    T is the length of the longest row, less one: what stands at t is of token t + 1. Rows are padded on the right: no
+    position is shifted, and no token sees what is padding.
 
     Args:
         model: takes `input_ids`, `attention_mask` and `use_cache`, and returns an output with `logits` (N, T, V).
@@ -96,4 +112,4 @@ def completion_log_probs(
     rows = list(zip(prompts, sequences, strict=True))
     ids, mask = pad_right([torch.cat(row) for row in rows], pad_id)
     labels, _ = pad_right([torch.cat([torch.full_like(prompt, IGNORED), after]) for prompt, after in rows], IGNORED)
-    return sequence_log_probs(model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1], labels[:, 1:])
+    return token_log_probs(model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1], labels[:, 1:])

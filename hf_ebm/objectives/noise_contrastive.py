@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 def noise_contrastive_loss(real: torch.Tensor, generated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`softplus(E(x+))` of real and `softplus(-E(x-))` of generated sequences, in nats; same shapes as given.
 
-    The loss of a row is the sum of the two. At its minimum `P_LM exp(-E)` is the distribution of the data, so log Z is 0.
+    The loss of a row is the sum of the two. At its minimum `P_LM exp(-E)` is the distribution of the data: log Z is 0.
 
     Args:
         real, generated: energies of sequences of the data and of the language model, any shapes.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
 from hf_ebm.models.energy.inputs import check_energy_inputs
+from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 
@@ -53,24 +53,7 @@ class ScoreOutput(ModelOutput):
         return float((self.energy.sum() / self.num_tokens.sum()).exp())
 
 
-@dataclass
-class RerankOutput(ModelOutput):
-    """Reranked n-best lists.
-
-    Args:
-        best: (N,) index of the best candidate of each list.
-        order: per list, candidate indices from best to worst (ties keep their order).
-        scores: per list, the combined scores, higher is better.
-        energies: per list, the energies.
-    """
-
-    best: torch.LongTensor | None = None
-    order: list[list[int]] | None = None
-    scores: list[list[float]] | None = None
-    energies: list[list[float]] | None = None
-
-
-class EnergyScoringMixin:
+class EnergyScoringMixin(RerankMixin):
     """Gives a model `score`, `score_ids` and `rerank`."""
 
     @torch.no_grad()
@@ -152,45 +135,6 @@ class EnergyScoringMixin:
             runner = self._row_runner(token_budget)
             return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
 
-    def rerank(
-        self,
-        candidates: Sequence[Sequence[str]],
-        tokenizer,
-        *,
-        base_scores: Sequence[Sequence[float]] | None = None,
-        weight: float = 1.0,
-        length_normalization: float = 0.0,
-        **score_arguments,
-    ) -> RerankOutput:
-        """Reranks n-best lists by `base_score - weight * energy / num_tokens ** length_normalization`.
-
-        Args:
-            candidates: n-best lists of texts, possibly of different lengths, none empty.
-            base_scores: scores of another model for each candidate, higher is better (log probabilities, say); 0 if
-                not given.
-            weight: of the energy.
-            length_normalization: 0 compares energies, 1 energies per token.
-            score_arguments: as for `score`.
-
-        Raises:
-            ValueError: for an empty list, or base scores of other sizes than the lists.
-        """
-        lists = _checked_candidates(candidates)
-        base = _checked_base_scores(base_scores, lists)
-        for name, value in (("weight", weight), ("length_normalization", length_normalization)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
-        normalized = scored.energy / scored.num_tokens.clamp(min=1).double() ** length_normalization
-        sizes = [len(texts) for texts in lists]
-        energies = [part.tolist() for part in scored.energy.split(sizes)]
-        scores = [
-            [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
-            for own, part in zip(base, normalized.split(sizes), strict=True)
-        ]
-        order = [sorted(range(len(own)), key=lambda i, own=own: -own[i]) for own in scores]
-        return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
-
     def _checked_variant(self, variant: str | None, stride: int) -> str:
         variant = self.config.scoring_variant if variant is None else variant
         if variant not in VARIANTS:
@@ -256,32 +200,6 @@ class EnergyScoringMixin:
             pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
             variant=variant,
         )
-
-
-def _checked_candidates(candidates) -> list[list[str]]:
-    lists = []
-    for row, texts in enumerate(candidates):
-        own = [] if isinstance(texts, str) else list(texts)
-        if not own or not all(isinstance(text, str) for text in own):
-            raise ValueError(f"candidates: list {row} must be a list of at least one text, got {texts!r}")
-        lists.append(own)
-    return lists
-
-
-def _checked_base_scores(base_scores, lists: list[list[str]]) -> list[list[float]]:
-    if base_scores is None:
-        return [[0.0] * len(texts) for texts in lists]
-    given = [torch.as_tensor(own, dtype=torch.float64).tolist() for own in base_scores]
-    if [len(own) for own in given] != [len(texts) for texts in lists]:
-        row = next(
-            (i for i, (own, texts) in enumerate(zip(given, lists, strict=False)) if len(own) != len(texts)), None
-        )
-        what = f"{len(given)} lists for {len(lists)}" if row is None else f"{len(given[row])} scores in list {row}"
-        raise ValueError(f"base_scores must have one score per candidate; there are {what}")
-    for row, own in enumerate(given):
-        if not all(map(math.isfinite, own)):
-            raise ValueError(f"base_scores: list {row} must hold finite numbers, got {own}")
-    return given
 
 
 def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:

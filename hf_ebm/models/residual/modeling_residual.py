@@ -24,12 +24,12 @@ from transformers.utils import ModelOutput
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
-from hf_ebm.models.residual.generation_residual import JointGenerationMixin
+from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
 from hf_ebm.objectives.completions import pad_right
 
-_LM_TOKENIZER, _ENCODER_TOKENIZER = "lm_tokenizer", "encoder_tokenizer"
+_ENCODER_TOKENIZER = "encoder_tokenizer"  # a folder beside the weights; the language model's lies with them
 
 
 @dataclass
@@ -67,6 +67,7 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
     """
 
     config_class = ResidualEnergyConfig
+    generation_config_class = JointGenerationConfig
     base_model_prefix = "residual_base"  # no module of this name: an inner checkpoint's own prefix must not match it
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
@@ -100,9 +101,7 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
         if lm is not None:
             self.lm.config = self.config.text_config = lm.config
         self.encoder.config = self.config.encoder_config = encoder.config
-        self.tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase] | None = None
-        if config.retokenize and given:
-            self.tokenizers = lm_tokenizer, encoder_tokenizer
+        self.lm_tokenizer, self.encoder_tokenizer = lm_tokenizer, encoder_tokenizer
         self.post_init()
         if given:
             self.head.to(encoder.device)
@@ -162,11 +161,9 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
         _refuse_missing(name, info["missing_keys"])
         if model.config.lm_reference is not None:
             model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
+        model.lm_tokenizer = own_tokenizer(str(name), **hub)
         if model.config.retokenize:
-            model.tokenizers = tuple(
-                AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
-                for folder in (_LM_TOKENIZER, _ENCODER_TOKENIZER)
-            )
+            model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": _ENCODER_TOKENIZER})
         model._freeze_lm()
         return (model, info) if wants_info else model
 
@@ -191,10 +188,12 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
         self._freeze_lm()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """The stock one's; with the tokenizers that rows go through."""
+        """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another."""
         super().save_pretrained(save_directory, *args, **kwargs)
-        for folder, tokenizer in zip((_LM_TOKENIZER, _ENCODER_TOKENIZER), self.tokenizers or (), strict=False):
-            tokenizer.save_pretrained(Path(save_directory) / folder)
+        if self.lm_tokenizer is not None:
+            self.lm_tokenizer.save_pretrained(save_directory)
+        if self.config.retokenize:
+            self.encoder_tokenizer.save_pretrained(Path(save_directory) / _ENCODER_TOKENIZER)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ResidualEnergyOutput:
         """Energies of rows of the encoder's tokens; see `encoder_rows`.
@@ -211,11 +210,13 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
     def summed(hidden: Tensor, mask: Tensor) -> Tensor:
         """Sum over attended tokens of hidden states (B, T, d), in float32 or better: (B, d)."""
         hidden = hidden if hidden.dtype == torch.float64 else hidden.float()
-        return torch.einsum("btd,bt->bd", hidden, mask.to(hidden.dtype))
+        with torch.autocast(hidden.device.type, enabled=False):
+            return torch.einsum("btd,bt->bd", hidden, mask.to(hidden.dtype))
 
     def energy_of_mean(self, mean: Tensor) -> Tensor:
         """The head on mean hidden states (B, d), in float32 or better: (B,)."""
-        return (mean @ self.head.weight.to(mean.dtype)[0]) + self.head.bias.to(mean.dtype)[0]
+        with torch.autocast(mean.device.type, enabled=False):
+            return (mean @ self.head.weight.to(mean.dtype)[0]) + self.head.bias.to(mean.dtype)[0]
 
     def encoder_rows(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Ids and attention mask (B, T) for the encoder, of rows of the language model's ids.
@@ -243,9 +244,9 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
     @property
     def retokenizer(self) -> Retokenizer:
         """What turns rows of the language model into rows of the encoder, where their tokenizers differ."""
-        if self.tokenizers is None:
-            raise ValueError("tokenizers: the model was made without them, and its two vocabularies differ")
-        return Retokenizer(*self.tokenizers, self.end_ids)
+        if self.lm_tokenizer is None or self.encoder_tokenizer is None:
+            raise ValueError("lm_tokenizer and encoder_tokenizer must both be set: the two vocabularies differ")
+        return Retokenizer(self.lm_tokenizer, self.encoder_tokenizer, self.end_ids)
 
     @property
     def end_ids(self) -> list[int]:
@@ -352,7 +353,7 @@ def _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer) -> bool:
 
 def _encoder_of(load, config, *args, **kwargs) -> PreTrainedModel:
     """An encoder without the pooling layer, which many checkpoints lack and no energy needs."""
-    model_class = AutoModel._model_mapping[type(config)] if type(config) in AutoModel._model_mapping else None
+    model_class = AutoModel._model_mapping.get(type(config), None)
     model_class = model_class[0] if isinstance(model_class, tuple) else model_class
     if model_class is not None and "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
         kwargs["add_pooling_layer"] = False

@@ -1,0 +1,49 @@
+"""Texts as prefixes and continuations of a causal language model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+
+def split_continuations(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    prefix_tokens: int,
+    max_new_tokens: int,
+    ends: bool = True,
+) -> list[dict]:
+    """Rows of `text`, `prefix_ids` and `continuation_ids`: the first tokens of each text, and what follows them.
+
+    A continuation ends with the end token or is stopped at `max_new_tokens`, like one that is sampled: the sequences
+    that a residual model is a distribution over. Texts with nothing but their end behind the prefix are left out.
+
+    Args:
+        end_id: put behind a text if the tokenizer doesn't.
+        prefix_tokens: tokens of the prefix, those that the tokenizer puts before a text among them.
+        ends: whether a text is whole; the end of a fragment is not marked, and it must fill `max_new_tokens`.
+
+    Raises:
+        ValueError: for sizes below 1, and a text that holds the end token.
+    """
+    for name, value in (("prefix_tokens", prefix_tokens), ("max_new_tokens", max_new_tokens)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number from 1 up, got {value!r}")
+    rows = []
+    for number, (text, ids) in enumerate(zip(texts, tokenizer(list(texts), verbose=False)["input_ids"], strict=True)):
+        while ids and ids[-1] == end_id:
+            ids = ids[:-1]
+        body = ids[prefix_tokens:]
+        if end_id in body:
+            raise ValueError(
+                f"texts: row {number} holds {tokenizer.convert_ids_to_tokens(end_id)!r}, which ends a text"
+            )
+        needed = 1 if ends else max_new_tokens
+        if len(body) >= needed:
+            continuation = [*body, end_id] if ends else body
+            rows.append(
+                {"text": text, "prefix_ids": ids[:prefix_tokens], "continuation_ids": continuation[:max_new_tokens]}
+            )
+    return rows

@@ -1,0 +1,6 @@
+"""`ProductLM`: a frozen language model times another, renormalized at every token; the baseline of residual energies."""
+
+from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
+from hf_ebm.models.autoregressive_product.modeling_product import ProductLM
+
+__all__ = ["ProductLM", "ProductLMConfig"]

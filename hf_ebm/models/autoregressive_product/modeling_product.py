@@ -1,0 +1,117 @@
+"""`ProductLM`: `P(x_t | x_<t) ∝ P_LM(x_t | x_<t) P_φ(x_t | x_<t)`, the RALM of Deng et al. 2020, equation 6."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
+from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+
+
+class ProductLM(PreTrainedModel, GenerationMixin):
+    """A frozen causal language model times a trained one, renormalized per token and trained by exact likelihood.
+
+    `ProductLM(lm, residual)` wraps two models, `ProductLM.from_lm(lm)` one and a copy of it whose output layer starts
+    at zero, so that the product starts as `lm`. It generates without a cache.
+
+    Raises:
+        ValueError: for models of different vocabularies.
+    """
+
+    config_class = ProductLMConfig
+    base_model_prefix = "product_base"  # no module of this name: an inner checkpoint's own prefix must not match it
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    def __init__(self, lm: PreTrainedModel | ProductLMConfig, residual: PreTrainedModel | None = None):
+        given = not isinstance(lm, ProductLMConfig)
+        if given:
+            sizes = [model.get_input_embeddings().weight.shape[0] for model in (lm, residual)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(f"lm and residual must have one vocabulary, got {sizes[0]} and {sizes[1]} ids")
+            super().__init__(
+                ProductLMConfig(text_config=lm.config.to_dict(), residual_config=residual.config.to_dict())
+            )
+        else:
+            super().__init__(lm)
+            config = lm
+            lm, residual = (
+                AutoModelForCausalLM.from_config(own) for own in (config.text_config, config.residual_config)
+            )
+        self.lm, self.residual = lm, residual
+        for module in self.modules() if given else ():
+            module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
+        self.config.text_config, self.config.residual_config = lm.config, residual.config
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(self.generation_config, name, getattr(lm.generation_config, name))
+        self.generation_config.use_cache = False
+        self.post_init()
+        self.lm.requires_grad_(False).eval()
+
+    @classmethod
+    def from_lm(cls, lm: PreTrainedModel) -> ProductLM:
+        """`lm` and a copy of it with an output layer of zeros of its own."""
+        residual = copy.deepcopy(lm).requires_grad_(True)
+        head = residual.get_output_embeddings()
+        zeros = nn.Linear(head.weight.shape[1], head.weight.shape[0], bias=False, device=lm.device, dtype=lm.dtype)
+        nn.init.zeros_(zeros.weight)
+        residual.set_output_embeddings(zeros)
+        residual.config.tie_word_embeddings = False
+        residual.all_tied_weights_keys = residual.get_expanded_tied_weights_keys(all_submodels=True)
+        return cls(lm, residual)
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs) -> ProductLM:
+        """As in Transformers; the first model stays frozen."""
+        found = super().from_pretrained(*args, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        model.lm.requires_grad_(False).eval()
+        return found
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **unused
+    ) -> CausalLMOutput:
+        """Logits (B, T, V), normalized, and with `labels` (-100 where there is none) the mean loss of their tokens."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        with torch.no_grad():
+            base = self.lm(**inputs).logits
+        logits = (base.float().log_softmax(-1) + self.residual(**inputs).logits.float()).log_softmax(-1)
+        loss = None
+        if labels is not None:
+            following = labels[:, 1:]
+            loss = cross_entropy_sum(logits[:, :-1], following) / (following != IGNORED).sum()
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def train(self, mode: bool = True) -> ProductLM:
+        """The frozen model stays in evaluation mode."""
+        super().train(mode)
+        self.lm.eval()
+        return self
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
+        """The whole row each time."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+    def _init_weights(self, module):
+        self.residual._init_weights(module)
+
+    def get_input_embeddings(self):
+        return self.residual.get_input_embeddings()
+
+    def set_input_embeddings(self, value):
+        self.residual.set_input_embeddings(value)
+
+    def get_output_embeddings(self):
+        return self.residual.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings):
+        self.residual.set_output_embeddings(new_embeddings)
+
+
+AutoConfig.register(ProductLMConfig.model_type, ProductLMConfig)
+AutoModelForCausalLM.register(ProductLMConfig, ProductLM)

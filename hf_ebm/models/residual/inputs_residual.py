@@ -1,0 +1,107 @@
+"""Checks of what callers hand to a residual model, done before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_ebm.models.position_limits import max_length
+
+
+def check_parts(model) -> None:
+    """Raises `ValueError` unless language model and encoder are there and on one device."""
+    if model.lm is None:
+        raise ValueError(
+            f"lm: the language model is kept by reference ({model.config.lm_reference}); load the model with "
+            "from_pretrained"
+        )
+    if model.lm.device != model.encoder.device or model.head.weight.device != model.encoder.device:
+        raise ValueError(
+            f"lm and encoder must be on one device, got {model.lm.device}, {model.encoder.device} and, for the head, "
+            f"{model.head.weight.device}"
+        )
+
+
+def check_prefixes(model, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int) -> list[Tensor]:
+    """Prefixes as tensors on the language model's device; an empty one becomes its start token.
+
+    Raises:
+        ValueError: for none at all, ids outside the vocabulary, an empty one without a start token, and one that leaves
+            language model or encoder no positions for `max_new_tokens`.
+    """
+    check_parts(model)
+    if not len(prefixes):
+        raise ValueError("prefixes must be one or more, got none")
+    size = model.lm.get_input_embeddings().weight.shape[0]
+    # The encoder's own tokens for the same text are counted when there are some.
+    parts = [("language model", model.lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
+    limits = [(name, max_length(part)) for name, part in parts]
+    found = []
+    for row, prefix in enumerate(prefixes):
+        ids = torch.as_tensor(prefix, dtype=torch.long, device=model.lm.device)
+        if ids.dim() != 1:
+            raise ValueError(f"prefixes: row {row} must be a list of ids, got the shape {tuple(ids.shape)}")
+        if not len(ids):
+            if not model.start_ids:
+                raise ValueError(
+                    f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
+                )
+            ids = torch.tensor(model.start_ids, device=model.lm.device)
+        check_ids(ids, size, f"prefixes: row {row}")
+        for name, limit in limits:
+            if limit is not None and len(ids) + max_new_tokens > limit:
+                raise ValueError(
+                    f"prefixes: row {row} has {len(ids)} tokens, with max_new_tokens {len(ids) + max_new_tokens}; the "
+                    f"{name} has positions for {limit}"
+                )
+        found.append(ids)
+    return found
+
+
+def check_continuations(model, continuations: Sequence, max_new_tokens: int, count: int) -> list[Tensor]:
+    """Continuations as tensors on the language model's device.
+
+    Raises:
+        ValueError: unless each ends with an end token or has `max_new_tokens` tokens, with no end token inside.
+    """
+    if len(continuations) != count:
+        raise ValueError(f"continuations must be as many as prefixes, got {len(continuations)} and {count}")
+    ends, size = set(model.end_ids), model.lm.get_input_embeddings().weight.shape[0]
+    found = []
+    for row, continuation in enumerate(continuations):
+        ids = torch.as_tensor(continuation, dtype=torch.long, device=model.lm.device)
+        own = ids.tolist()
+        if not own or len(own) > max_new_tokens:
+            raise ValueError(f"continuations: row {row} has {len(own)} tokens, must have 1 to {max_new_tokens}")
+        if ends & set(own[:-1]) or (len(own) < max_new_tokens and own[-1] not in ends):
+            raise ValueError(
+                f"continuations: row {row} must end with an end token ({', '.join(map(str, sorted(ends)))}) and hold "
+                f"none before, or be stopped at {max_new_tokens} tokens; it has {len(own)}"
+            )
+        check_ids(ids, size, f"continuations: row {row}")
+        found.append(ids)
+    return found
+
+
+def check_ids(ids: Tensor, size: int, place: str) -> None:
+    """Raises `ValueError` for ids that the model has no embedding for."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        wrong = next(i for i in ids.tolist() if not 0 <= i < size)
+        raise ValueError(f"{place} holds the id {wrong}; the language model has ids 0 to {size - 1}")
+
+
+def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
+    """Rows of a batch without their padding, on whichever side it is."""
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        raise ValueError(f"input_ids must be a tensor of ids (B, P), got {shape}")
+    if attention_mask is None:
+        return list(input_ids)
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}, got "
+            f"{tuple(attention_mask.shape)}"
+        )
+    return [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]

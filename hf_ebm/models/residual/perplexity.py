@@ -1,0 +1,212 @@
+"""Perplexity of residual models, between two estimates, and of language models on the same rows.
+
+Deng et al. 2020, section 3.2. A row is a prefix and a continuation that ends with an end token or is stopped at
+`max_new_tokens`; the distribution is one over such continuations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput, logging
+
+from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
+from hf_ebm.models.residual.generation_residual import stream_seed
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes
+from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
+from hf_ebm.objectives.completions import completion_token_log_probs
+from hf_ebm.objectives.partition_function import (
+    LogPartitionBounds,
+    effective_sample_size,
+    log_importance_weights,
+    log_partition_bounds,
+)
+
+
+@dataclass
+class ResidualPerplexity(ModelOutput):
+    """What is known of N rows from samples, in nats and float64; S numbers of samples.
+
+    Args:
+        num_samples: (S,) how many samples each estimate uses, ascending.
+        lm_log_prob: (N,) log P_LM of the continuations.
+        energy: (N,) their energies.
+        num_tokens: (N,) their tokens.
+        log_partition_lower, log_partition_upper: (N, S) estimates of log Z of the prefixes.
+        effective_sample_size: (N,) of the weights of all samples.
+    """
+
+    num_samples: torch.LongTensor | None = None
+    lm_log_prob: torch.DoubleTensor | None = None
+    energy: torch.DoubleTensor | None = None
+    num_tokens: torch.LongTensor | None = None
+    log_partition_lower: torch.DoubleTensor | None = None
+    log_partition_upper: torch.DoubleTensor | None = None
+    effective_sample_size: torch.DoubleTensor | None = None
+
+    @property
+    def base_perplexity(self) -> float:
+        """Perplexity of the language model."""
+        return float((-self.lm_log_prob.sum() / self.num_tokens.sum()).exp())
+
+    @property
+    def lower(self) -> Tensor:
+        """(S,) lower estimates of the perplexity."""
+        return self._perplexity(self.log_partition_lower)
+
+    @property
+    def upper(self) -> Tensor:
+        """(S,) upper estimates of the perplexity."""
+        return self._perplexity(self.log_partition_upper)
+
+    def _perplexity(self, log_partition: Tensor) -> Tensor:
+        nats = (self.energy - self.lm_log_prob)[:, None] + log_partition
+        return (nats.sum(0) / self.num_tokens.sum()).exp()
+
+
+def bounds_by_size(energies: Tensor, sizes: Sequence[int]) -> LogPartitionBounds:
+    """Bounds from the first samples of each row, (N, S) each, of energies (N, n)."""
+    found = [log_partition_bounds(energies[:, :size]) for size in sizes]
+    return LogPartitionBounds(*(torch.stack(values, 1) for values in zip(*found, strict=True)))
+
+
+@torch.no_grad()
+def residual_perplexity(
+    model,
+    prefixes: Sequence[Tensor | Sequence[int]],
+    continuations: Sequence[Tensor | Sequence[int]],
+    *,
+    max_new_tokens: int,
+    num_samples: int | Sequence[int] = 1000,
+    candidates_at_once: int = 256,
+    seed: int = 0,
+) -> ResidualPerplexity:
+    """The range of a residual model's perplexity on rows.
+
+    Args:
+        prefixes, continuations: ids of the language model, one list or tensor a row.
+        max_new_tokens: the length at which continuations are stopped.
+        num_samples: samples of the language model for each prefix; of several numbers each gives an estimate, from the
+            first of the samples, to see how far estimates have settled.
+        candidates_at_once: rows run together. Draws depend on it.
+
+    Raises:
+        ValueError: before any work, naming the row, for rows that are no such continuations or too long, and for fewer
+            than two samples; for NaN energies when they appear.
+    """
+    sizes = sorted({num_samples} if isinstance(num_samples, int) else set(num_samples))
+    if not sizes or sizes[0] < 2:
+        raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
+    before = check_prefixes(model, prefixes, max_new_tokens)
+    after = check_continuations(model, continuations, max_new_tokens, len(before))
+    table = lm_log_probs(model.lm, before, after, model.pad_id, candidates_at_once)
+    proposal = Proposal(max_new_tokens, tuple(model.end_ids), model.pad_id)
+    energy, lower, upper, sample_sizes = [], [], [], []
+    for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
+        seeds = stream_seed(seed, row)
+        drawn = sample_continuations(model.lm, [before[row]], sizes[-1], proposal, seeds, candidates_at_once)[0]
+        try:
+            own = candidate_energies(model, before[row], [after[row].cpu(), *drawn], candidates_at_once)
+        except ValueError as error:
+            raise ValueError(f"row {row}, candidate: {error}") from error
+        bounds = bounds_by_size(own[None, 1:], sizes)
+        energy.append(own[0])
+        lower.append(bounds.lower[0])
+        upper.append(bounds.upper[0])
+        sample_sizes.append(effective_sample_size(log_importance_weights(own[1:])))
+    return ResidualPerplexity(
+        num_samples=torch.tensor(sizes),
+        lm_log_prob=table.nansum(1),
+        energy=torch.stack(energy),
+        num_tokens=torch.tensor([len(ids) for ids in after]),
+        log_partition_lower=torch.stack(lower),
+        log_partition_upper=torch.stack(upper),
+        effective_sample_size=torch.stack(sample_sizes),
+    )
+
+
+@torch.no_grad()
+def lm_log_probs(
+    lm: PreTrainedModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor], pad_id: int, rows_at_once: int
+) -> Tensor:
+    """(N, T) log probability of each token of continuations, NaN behind their end, float64, on the CPU."""
+    table = torch.full((len(prefixes), max(map(len, continuations))), torch.nan, dtype=torch.float64)
+    with evaluation_mode(lm):
+        for at in range(0, len(prefixes), rows_at_once):
+            before, after = prefixes[at : at + rows_at_once], continuations[at : at + rows_at_once]
+            found = completion_token_log_probs(lm, before, after, pad_id).double().cpu()
+            for row, (values, prefix, ids) in enumerate(zip(found, before, after, strict=True), at):
+                table[row, : len(ids)] = values[len(prefix) - 1 :][: len(ids)]
+    return table
+
+
+@dataclass
+class PositionLogProbs(ModelOutput):
+    """Log probabilities of each token of N continuations given those before it, in nats; NaN behind their end.
+
+    Args:
+        lm: (N, T) under the language model.
+        lower, upper: (N, T) estimates under the residual model.
+        last: (N,) of the token at `max_new_tokens` under the residual model, by enumeration of the vocabulary; NaN for
+            a row that ends earlier, or where it wasn't asked for.
+    """
+
+    lm: torch.DoubleTensor | None = None
+    lower: torch.DoubleTensor | None = None
+    upper: torch.DoubleTensor | None = None
+    last: torch.DoubleTensor | None = None
+
+
+@torch.no_grad()
+def position_log_probs(
+    model,
+    prefixes: Sequence[Tensor | Sequence[int]],
+    continuations: Sequence[Tensor | Sequence[int]],
+    *,
+    max_new_tokens: int,
+    num_samples: int = 100,
+    candidates_at_once: int = 256,
+    seed: int = 0,
+    enumerate_last: bool = False,
+) -> PositionLogProbs:
+    """`log P(x_t | x_<t) = log P_LM + log Z(x_<=t) - log Z(x_<t)` (equation 5), each Z from samples of what may follow.
+
+    Args: as for `residual_perplexity`; `num_samples` for each position; `enumerate_last` runs the whole vocabulary
+        through the encoder for each row that is stopped at `max_new_tokens`.
+    """
+    if num_samples < 2:
+        raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
+    before = check_prefixes(model, prefixes, max_new_tokens)
+    after = check_continuations(model, continuations, max_new_tokens, len(before))
+    table = lm_log_probs(model.lm, before, after, model.pad_id, candidates_at_once)
+    lower, upper = torch.full_like(table, torch.nan), torch.full_like(table, torch.nan)
+    last = torch.full((len(before),), torch.nan, dtype=torch.float64)
+    for row in logging.tqdm(range(len(before)), desc="Positions", unit="row", delay=2, leave=False):
+        prefix, ids = before[row], after[row]
+        partitions = [
+            _log_partition_behind(
+                model, prefix, ids[:length], num_samples, max_new_tokens, stream_seed(seed, row, length),
+                candidates_at_once,
+            )
+            for length in range(len(ids) + 1)
+        ]  # fmt: skip
+        low, high = (torch.stack(values) for values in zip(*partitions, strict=True))
+        lower[row, : len(ids)] = table[row, : len(ids)] + low[1:] - high[:-1]
+        upper[row, : len(ids)] = table[row, : len(ids)] + high[1:] - low[:-1]
+        if enumerate_last and len(ids) == max_new_tokens:
+            exact = log_partition_of_last_token(model, prefix, ids[:-1], candidates_at_once)
+            last[row] = table[row, len(ids) - 1] + low[-1] - exact
+    return PositionLogProbs(table, lower, upper, last)
+
+
+def _log_partition_behind(model, prefix, start, num_samples, max_new_tokens, seed, rows_at_once) -> LogPartitionBounds:
+    """log Z of what may follow a beginning; exact, twice the same, for a whole continuation."""
+    energies = clamped_energies(model, prefix, [start], num_samples, max_new_tokens, seed, rows_at_once)[0]
+    if len(energies) == 1:
+        return LogPartitionBounds(-energies[0], -energies[0])
+    return log_partition_bounds(energies)

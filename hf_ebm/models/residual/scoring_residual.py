@@ -1,0 +1,101 @@
+"""`ResidualEnergyModel.score`: texts in, joint energies out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+from hf_ebm.data.symbols import plain_ids, prompt_encoder
+from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.energy.encoding import as_texts
+from hf_ebm.models.reranking import RerankMixin
+from hf_ebm.models.residual.inputs_residual import check_prefixes
+from hf_ebm.objectives.completions import completion_token_log_probs
+from hf_ebm.objectives.partition_function import check_energies
+
+ROWS_AT_ONCE = 64
+
+
+@dataclass
+class ResidualScoreOutput(ModelOutput):
+    """Joint energies of N texts, in the order of the texts.
+
+    Args:
+        energy: (N,) `E(prefix, x) - log P_LM(x | prefix)` in nats, float64: minus the log probability up to log Z,
+            which texts of one prefix share.
+        residual_energy: (N,) E.
+        lm_log_prob: (N,) log P_LM.
+        num_tokens: (N,) tokens of the text in the language model's tokens, an end token among them.
+    """
+
+    energy: torch.DoubleTensor | None = None
+    residual_energy: torch.DoubleTensor | None = None
+    lm_log_prob: torch.DoubleTensor | None = None
+    num_tokens: torch.LongTensor | None = None
+
+
+class ResidualScoringMixin(RerankMixin):
+    """Gives a residual model `score` and `rerank`."""
+
+    @torch.no_grad()
+    def score(
+        self,
+        texts: Iterable[str] | str,
+        tokenizer,
+        *,
+        prefixes: Iterable[str] | None = None,
+        ended: bool = True,
+    ) -> ResidualScoreOutput:
+        """Joint energies of texts: one row in, one row out, in order. Nothing is cut.
+
+        Args:
+            texts: strings.
+            tokenizer: the language model's tokenizer.
+            prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
+                with a new word must begin with its space.
+            ended: whether texts are whole, so that an end token stands behind them.
+
+        Raises:
+            ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
+                no strings; for NaN energies.
+        """
+        rows = as_texts("texts", texts)
+        before = [""] * len(rows) if prefixes is None else as_texts("prefixes", prefixes)
+        if len(before) != len(rows):
+            raise ValueError(f"prefixes has {len(before)} rows, texts has {len(rows)}; they must be equal")
+        if ended and not self.end_ids:
+            raise ValueError("ended must be False: the language model has no eos_token_id")
+        end = self.end_ids[:1] if ended else []
+        found = [torch.tensor([*ids, *end]) for ids in plain_ids(tokenizer, rows)] if rows else []
+        for row, ids in enumerate(found):
+            if not len(ids):
+                raise ValueError(f"texts: row {row} has no token, and ended is False")
+        starts = prompt_encoder(tokenizer, end[0] if end else -1)(before) if rows else []
+        pairs = [(check_prefixes(self, [start], len(ids))[0], ids) for start, ids in zip(starts, found, strict=True)]
+        energies = torch.zeros(len(rows), dtype=torch.float64)
+        log_probs = torch.zeros(len(rows), dtype=torch.float64)
+        by_length = sorted(range(len(rows)), key=lambda row: sum(map(len, pairs[row])))
+        with evaluation_mode(self):
+            for at in range(0, len(rows), ROWS_AT_ONCE):
+                batch = by_length[at : at + ROWS_AT_ONCE]
+                values = joint_terms(self, [pairs[row][0] for row in batch], [pairs[row][1] for row in batch])
+                energies[batch], log_probs[batch] = values
+        check_energies(energies)
+        num_tokens = torch.tensor([len(ids) for ids in found], dtype=torch.long)
+        return ResidualScoreOutput(energies - log_probs, energies, log_probs, num_tokens)
+
+
+def joint_terms(model, prefixes: list[Tensor], continuations: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Residual energies and log probabilities under the language model, (N,) float64 each, on the CPU."""
+    ids, mask = model.encoder_rows(
+        [torch.cat([a.cpu(), b.cpu()]) for a, b in zip(prefixes, continuations, strict=True)]
+    )
+    energies = model(input_ids=ids, attention_mask=mask).energy.double().cpu()
+    device = model.lm.device
+    moved = [[ids.to(device) for ids in rows] for rows in (prefixes, continuations)]
+    terms = completion_token_log_probs(model.lm, *moved, model.pad_id)
+    return energies, terms.double().sum(1).cpu()

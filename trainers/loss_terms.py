@@ -1,0 +1,124 @@
+"""What the trainers share: normalization of losses over items, and logged terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+
+@dataclass
+class LossTerms:
+    """What an objective gives for one batch.
+
+    `loss` is the sum over the batch's items (tokens, or rows), with its gradient; it is divided by the number of items
+    of the whole accumulated batch, over all processes. `logged` maps a name to a sum and the count it is divided by;
+    `constants` maps a name to a value that is logged as it is.
+    """
+
+    loss: torch.Tensor
+    items: torch.Tensor
+    logged: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
+
+
+class LossTermsMixin:
+    """Gives a Trainer `compute_loss` from an `objective` that returns `LossTerms`.
+
+    The loss is a mean over items, whatever the accumulation, the batch sizes and the number of processes. Terms are
+    logged under their names, averaged over what was trained since the last log. Subclasses have a `config_class`.
+
+    Raises:
+        ValueError: for arguments that aren't those of the trainer, and a `compute_loss_func`.
+    """
+
+    loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
+
+    def __init__(self, model=None, args=None, **kwargs):
+        if not isinstance(args, self.config_class):
+            raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
+        if kwargs.get("compute_loss_func") is not None:
+            raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
+        if isinstance(model, PreTrainedModel):
+            self.check_model(model)
+        super().__init__(model=model, args=args, **kwargs)
+        # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
+        # take the number: the losses here are sums that are divided by it.
+        self.model_accepts_loss_kwargs = True
+        self._sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
+        self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
+        self._batches_seen = (-1, 0)  # global step, batches of it so far
+
+    def objective(self, model: torch.nn.Module, inputs: dict) -> LossTerms:
+        """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`."""
+        raise NotImplementedError
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raises `ValueError` for a model of another kind."""
+
+    def check_batch(self, inputs: dict) -> None:
+        """Raises `ValueError` for a batch the objective cannot take."""
+
+    def train(self, *args, **kwargs):
+        """The Trainer's; nothing is left over from a run before."""
+        self._sums[True] = {}
+        self._batches_seen = (-1, 0)
+        return super().train(*args, **kwargs)
+
+    def next_batch_seed(self, *key: int) -> int:
+        """A seed for the random draws of the next batch, from the seed, the step and `key`: a resumed run is the same.
+
+        To be called once a batch.
+        """
+        step, batches = self._batches_seen
+        batches = batches + 1 if step == self.state.global_step else 0
+        self._batches_seen = (self.state.global_step, batches)
+        return hash((self.args.seed, self.state.global_step, batches, *key)) % 2**63
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The objective's sum over the number of tokens."""
+        self.check_batch(inputs)
+        terms = self.objective(model, inputs)
+        training = self.model.training
+        self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
+        self._constants[training] = terms.constants
+        loss = terms.loss / (terms.items if num_items_in_batch is None else num_items_in_batch)
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
+        return (loss, {}) if return_outputs else loss
+
+    def _add(self, training: bool, terms: dict) -> None:
+        sums = self._sums[training]
+        for name, (value, count) in terms.items():
+            pair = torch.stack([value.detach().double(), torch.as_tensor(count, device=value.device).double()])
+            sums[name] = sums[name] + pair if name in sums else pair
+
+    def _averages(self, training: bool) -> dict[str, float]:
+        """Averages since the last call, over all processes."""
+        sums, self._sums[training] = self._sums[training], {}
+        averages = {}
+        for name in sorted(sums):
+            total, count = self.accelerator.reduce(sums[name], "sum").tolist()
+            averages[name] = total / max(count, 1.0)
+        return self.derived_logs(averages)
+
+    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+        """What is logged, from the averages of the terms."""
+        return averages
+
+    def log(self, logs, *args, **kwargs):
+        """Adds the terms of the objective to the Trainer's training logs."""
+        if "loss" in logs and self._sums[True]:
+            averages = self._averages(training=True)
+            averages.pop("loss")
+            logs = {**logs, **averages, **self._constants[True]}
+        super().log(logs, *args, **kwargs)
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        """The Trainer's loop; losses are averaged over tokens, not over batches."""
+        self._sums[False] = {}
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in averages.items()})
+        return output
