@@ -122,7 +122,7 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
         return self.args.seed  # an evaluation is the same each time
 
     def _sample(self, residual: ResidualEnergyModel, prefixes: list[Tensor], seed: int) -> list[Tensor]:
-        proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids), residual.pad_id)
+        proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids), residual.config.lm_pad_token_id)
         drawn = sample_continuations(residual.lm, prefixes, 1, proposal, seed, len(prefixes))
         return [own[0] for own in drawn]
 

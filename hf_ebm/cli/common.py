@@ -45,15 +45,8 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
 
 def load_model(arguments: ModelArguments, local_rank: int = 0):
     """`(model, tokenizer)` on its device, in evaluation mode."""
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if arguments.dtype not in dtype:
-        raise ValueError(f"dtype must be one of {', '.join(dtype)}, got {arguments.dtype!r}")
-    device = arguments.device or (f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from error
-    options = {"dtype": dtype[arguments.dtype]} | ({"energy": arguments.energy} if arguments.energy else {})
+    dtype, device = usable_device(arguments, local_rank)
+    options = {"dtype": dtype} | ({"energy": arguments.energy} if arguments.energy else {})
     if arguments.model == EMBEDDED:
         model, tokenizer = load_embedded(**options)
         return model.to(device).eval(), tokenizer
@@ -66,6 +59,19 @@ def load_model(arguments: ModelArguments, local_rank: int = 0):
     if tokenizer is None:
         raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
     return model.to(device).eval(), tokenizer
+
+
+def usable_device(arguments, local_rank: int) -> tuple[torch.dtype, str]:
+    """The data type and the device that arguments name, `dtype` and `device`; refused before anything is loaded."""
+    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if arguments.dtype not in dtype:
+        raise ValueError(f"dtype must be one of {', '.join(dtype)}, got {arguments.dtype!r}")
+    device = arguments.device or (f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from error
+    return dtype[arguments.dtype], device
 
 
 def first_line(error: BaseException) -> str:

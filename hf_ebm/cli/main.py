@@ -8,6 +8,8 @@ COMMANDS = {
     "sample": "draw sequences from a masked language model, or fill the masks of texts",
     "score": "energies and pseudo-perplexities of texts",
     "rerank": "rerank n-best lists",
+    "negatives": "sample continuations of prefixes, to train a residual model against",
+    "perplexity": "perplexity of a residual or a causal model, between bounds",
     "train": "train a sequence model with a search-aware objective or for a cost of what it decodes",
 }
 
@@ -17,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: hf-ebm COMMAND [options]   (hf-ebm COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:8} {description}" for name, description in COMMANDS.items()))
+        print("\n".join(f"  {name:10} {description}" for name, description in COMMANDS.items()))
         return
     if argv[0] not in COMMANDS:
         _fail(f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")

@@ -100,7 +100,7 @@ class RunRecords:
             file.write("".join(f"{to_json(record)}\n" for record in new).encode())
             file.flush()
             os.fsync(file.fileno())
-            self._known |= set(map(_key, new))
+            self._known |= set(map(self.key, new))
             self._known_up_to = file.tell()
 
     def finish(self) -> None:

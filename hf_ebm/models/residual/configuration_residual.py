@@ -17,6 +17,9 @@ class ResidualEnergyConfig(PreTrainedConfig):
         lm_revision: branch, tag or commit of that reference.
         lm_fingerprint: SHA-256 of the referenced weights, so that others in their place are noticed.
         lm_dtype: the data type they were used in.
+        end_token_ids: tokens that end a continuation.
+        start_token_id: the token an empty prefix is made of, if there is one.
+        lm_pad_token_id: what stands behind the end of the language model's rows.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
     """
 
@@ -32,5 +35,8 @@ class ResidualEnergyConfig(PreTrainedConfig):
     lm_revision: str | None = None
     lm_fingerprint: str | None = None
     lm_dtype: str | None = None
+    end_token_ids: list[int] | None = None
+    start_token_id: int | None = None
+    lm_pad_token_id: int = 0
     retokenize: bool = False
     tie_word_embeddings: bool = True

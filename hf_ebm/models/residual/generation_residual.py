@@ -161,7 +161,12 @@ class JointGenerationMixin(SettingsGenerationMixin):
     def proposal(self, config: JointGenerationConfig) -> Proposal:
         """How candidates are sampled from the language model."""
         return Proposal(
-            config.max_new_tokens, tuple(self.end_ids), self.pad_id, config.temperature, config.top_k, config.top_p
+            config.max_new_tokens,
+            tuple(self.end_ids),
+            self.config.lm_pad_token_id,
+            config.temperature,
+            config.top_k,
+            config.top_p,
         )
 
     def _resample(self, prefix: Tensor, row: int, config: JointGenerationConfig) -> dict:
@@ -209,7 +214,7 @@ def _output(model, prefixes, results: list[dict], config, return_candidates: boo
     rows = [
         torch.cat([prefix.cpu(), ids]) for prefix, own in zip(prefixes, results, strict=True) for ids in own["samples"]
     ]
-    sequences, mask = pad_right(rows, model.pad_id)
+    sequences, mask = pad_right(rows, model.config.lm_pad_token_id)
     times = torch.tensor([len(own["samples"]) for own in results])
     output = JointGenerationOutput(
         sequences=sequences,

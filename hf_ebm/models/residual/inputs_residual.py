@@ -44,11 +44,11 @@ def check_prefixes(model, prefixes: Sequence[Tensor | Sequence[int]], max_new_to
         if ids.dim() != 1:
             raise ValueError(f"prefixes: row {row} must be a list of ids, got the shape {tuple(ids.shape)}")
         if not len(ids):
-            if not model.start_ids:
+            if model.config.start_token_id is None:
                 raise ValueError(
                     f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
-            ids = torch.tensor(model.start_ids, device=model.lm.device)
+            ids = torch.tensor([model.config.start_token_id], device=model.lm.device)
         check_ids(ids, size, f"prefixes: row {row}")
         for name, limit in limits:
             if limit is not None and len(ids) + max_new_tokens > limit:

@@ -27,6 +27,7 @@ from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
+from hf_ebm.models.special_tokens import special_ids
 from hf_ebm.objectives.completions import pad_right
 
 _ENCODER_TOKENIZER = "encoder_tokenizer"  # a folder beside the weights; the language model's lies with them
@@ -251,22 +252,12 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
     @property
     def end_ids(self) -> list[int]:
         """The language model's end tokens."""
-        return _token_ids(self.lm, "eos_token_id")
-
-    @property
-    def pad_id(self) -> int:
-        """What stands behind the end of the language model's rows."""
-        return next(iter([*_token_ids(self.lm, "pad_token_id"), *self.end_ids]), 0)
-
-    @property
-    def start_ids(self) -> list[int]:
-        """The language model's start token, of which an empty prefix is made."""
-        return _token_ids(self.lm, "bos_token_id")[:1]
+        return self.config.end_token_ids or []
 
     @property
     def encoder_pad_id(self) -> int:
         """What stands behind the end of the encoder's rows."""
-        return next(iter([*_token_ids(self.encoder, "pad_token_id"), *_token_ids(self.encoder, "eos_token_id")]), 0)
+        return next(iter([*special_ids(self.encoder, "pad_token_id"), *special_ids(self.encoder, "eos_token_id")]), 0)
 
     def _freeze_lm(self) -> None:
         if self.lm is None:
@@ -308,8 +299,14 @@ def _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_re
             f"lm and encoder must have one data type to be saved together, got {lm.dtype} and {encoder.dtype}; load "
             "them alike, or keep the language model by reference"
         )
+    ends = special_ids(lm, "eos_token_id")
     config = ResidualEnergyConfig(
-        text_config=lm.config.to_dict(), encoder_config=encoder.config.to_dict(), retokenize=retokenize
+        text_config=lm.config.to_dict(),
+        encoder_config=encoder.config.to_dict(),
+        end_token_ids=ends,
+        start_token_id=next(iter(special_ids(lm, "bos_token_id")), None),
+        lm_pad_token_id=next(iter([*special_ids(lm, "pad_token_id"), *ends]), 0),
+        retokenize=retokenize,
     )
     if lm_reference is not None:
         config.lm_reference, config.lm_revision = str(lm_reference), lm_revision
@@ -374,15 +371,6 @@ def _refuse_missing(name, missing) -> None:
     if needed:
         shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
         raise ValueError(f"{name}: the checkpoint has no weights for {shown}, which would be random")
-
-
-def _token_ids(model: PreTrainedModel, name: str) -> list[int]:
-    """A special token's ids, by the generation settings, else by the configuration; [] where there are none."""
-    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True)):
-        found = getattr(owner, name, None)
-        if found is not None:
-            return [found] if isinstance(found, int) else list(found)
-    return []
 
 
 AutoConfig.register(ResidualEnergyConfig.model_type, ResidualEnergyConfig)

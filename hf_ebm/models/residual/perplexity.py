@@ -104,8 +104,8 @@ def residual_perplexity(
         raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
     before = check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
-    table = lm_log_probs(model.lm, before, after, model.pad_id, candidates_at_once)
-    proposal = Proposal(max_new_tokens, tuple(model.end_ids), model.pad_id)
+    table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
+    proposal = Proposal(max_new_tokens, tuple(model.end_ids), model.config.lm_pad_token_id)
     energy, lower, upper, sample_sizes = [], [], [], []
     for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
         seeds = stream_seed(seed, row)
@@ -183,7 +183,7 @@ def position_log_probs(
         raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
     before = check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
-    table = lm_log_probs(model.lm, before, after, model.pad_id, candidates_at_once)
+    table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
     lower, upper = torch.full_like(table, torch.nan), torch.full_like(table, torch.nan)
     last = torch.full((len(before),), torch.nan, dtype=torch.float64)
     for row in logging.tqdm(range(len(before)), desc="Positions", unit="row", delay=2, leave=False):

@@ -97,5 +97,5 @@ def joint_terms(model, prefixes: list[Tensor], continuations: list[Tensor]) -> t
     energies = model(input_ids=ids, attention_mask=mask).energy.double().cpu()
     device = model.lm.device
     moved = [[ids.to(device) for ids in rows] for rows in (prefixes, continuations)]
-    terms = completion_token_log_probs(model.lm, *moved, model.pad_id)
+    terms = completion_token_log_probs(model.lm, *moved, model.config.lm_pad_token_id)
     return energies, terms.double().sum(1).cpu()

@@ -1,0 +1,108 @@
+"""What `hf-ebm negatives` and `hf-ebm perplexity` share: texts as prefixes and continuations, models by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
+from hf_ebm.assets import load_embedded_causal
+from hf_ebm.cli.common import EMBEDDED, check_columns, first_line, read_records, usable_device
+from hf_ebm.data.continuations import split_continuations
+from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
+from hf_ebm.models.special_tokens import special_ids
+
+
+@dataclass
+class ContinuationArguments:
+    """Which texts are read, and how they are cut into prefix and continuation."""
+
+    input: str = field(metadata={"help": "Records with texts: .jsonl, .parquet, .txt (a text a line), '-' for stdin."})
+    text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
+    prefix_tokens: int = field(default=10, metadata={"help": "Tokens of the prefix, special ones before it included."})
+    max_new_tokens: int = field(default=20, metadata={"help": "Length at which continuations are stopped."})
+    fragments: bool = field(
+        default=False,
+        metadata={"help": "Texts are fragments: none ends, and those that don't fill the length are left out."},
+    )
+    max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
+
+
+@dataclass
+class LanguageModelArguments:
+    """Which model, and where it runs."""
+
+    model: str = field(
+        default=EMBEDDED,
+        metadata={"help": "Hub name or folder of a causal model, or 'embedded'."},
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub model."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, cuda:1, …; default: cuda if there is one."})
+    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or float64."})
+
+
+def load_language_model(
+    which: LanguageModelArguments, local_rank: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal or a residual model in evaluation mode on its device, and the tokenizer of its language model."""
+    dtype, device = usable_device(which, local_rank)
+    if which.model == EMBEDDED:
+        model, tokenizer = load_embedded_causal(dtype=dtype)
+        return model.to(device).eval(), tokenizer
+    where = {"revision": which.revision} if which.revision else {}
+    try:
+        config = AutoConfig.from_pretrained(which.model, trust_remote_code=False, **where)
+        if isinstance(config, ResidualEnergyConfig):
+            model = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)
+            tokenizer = model.lm_tokenizer or own_tokenizer(config.lm_reference or which.model, **where)
+        else:
+            if type(config) not in AutoModelForCausalLM._model_mapping:
+                raise ValueError(f"model {which.model!r} of the type {config.model_type!r} is no causal language model")
+            model = AutoModelForCausalLM.from_pretrained(which.model, dtype=dtype, trust_remote_code=False, **where)
+            tokenizer = own_tokenizer(which.model, **where)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model {which.model!r} cannot be loaded: {first_line(error)}") from error
+    if tokenizer is None:
+        raise ValueError(f"model {which.model!r} has no tokenizer beside its weights")
+    return model.to(device).eval(), tokenizer
+
+
+def read_continuations(
+    arguments: ContinuationArguments, tokenizer: PreTrainedTokenizerBase, end_ids: list[int]
+) -> tuple[list[dict], int]:
+    """Rows of `split_continuations`, and how many texts were read."""
+    records = read_records(arguments.input, arguments.text_column)[: arguments.max_rows]
+    check_columns(arguments.input, records, [arguments.text_column], [])
+    texts = [record[arguments.text_column] for record in records]
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
+    if not arguments.fragments and not end_ids:
+        raise ValueError("fragments must be given: the model has no end token")
+    end_id = end_ids[0] if end_ids else -1
+    rows = split_continuations(
+        texts, tokenizer, end_id, arguments.prefix_tokens, arguments.max_new_tokens, not arguments.fragments
+    )
+    if not rows:
+        raise ValueError(
+            f"{arguments.input}: none of {len(texts)} texts has a continuation behind {arguments.prefix_tokens} tokens"
+        )
+    return rows, len(texts)
+
+
+def check_positive(**values: int | None) -> None:
+    """Raises `ValueError` for a value below 1, naming its argument."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+
+
+def special_tokens(model: PreTrainedModel) -> tuple[list[int], int]:
+    """End tokens and padding of a causal or a residual model."""
+    if isinstance(model, ResidualEnergyModel):
+        return model.end_ids, model.config.lm_pad_token_id
+    ends = special_ids(model, "eos_token_id")
+    return ends, next(iter([*special_ids(model, "pad_token_id"), *ends]), 0)

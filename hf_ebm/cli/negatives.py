@@ -1,0 +1,112 @@
+"""`hf-ebm negatives`: continuations of prefixes, sampled from a causal language model.
+
+Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` and `negatives`, as
+`hf_ebm.trainers.ResidualNCETrainer` reads them. A killed run goes on when the same command is given again; under
+`accelerate launch` the texts are divided over the processes. Beside the output lies what the records were made with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+
+import torch
+from accelerate import PartialState
+
+from hf_ebm.cli.common import check_writable, parse
+from hf_ebm.cli.continuation_data import (
+    ContinuationArguments,
+    LanguageModelArguments,
+    check_positive,
+    load_language_model,
+    read_continuations,
+    special_tokens,
+)
+from hf_ebm.cli.run_records import RunRecords
+from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.models.residual.candidates import Proposal, sample_continuations
+from hf_ebm.models.residual.generation_residual import stream_seed
+
+
+@dataclass
+class NegativesArguments:
+    """What is sampled, and where it goes."""
+
+    output: str = field(metadata={"help": "Where to: .jsonl, .parquet."})
+    num_negatives: int = field(default=1, metadata={"help": "Continuations of each prefix."})
+    temperature: float = field(default=1.0, metadata={"help": "Other than 1 the noise isn't the language model."})
+    top_k: int | None = field(default=None, metadata={"help": "Sample among so many tokens."})
+    top_p: float | None = field(default=None, metadata={"help": "Sample among the likeliest tokens of this mass."})
+    texts_at_once: int = field(default=64, metadata={"help": "Texts sampled for together; draws depend on it."})
+    seed: int = field(default=0, metadata={"help": "Of the samples."})
+
+
+def run(argv: list[str]) -> None:
+    """Samples for the texts that the output doesn't hold yet."""
+    arguments, data, which = parse(
+        [NegativesArguments, ContinuationArguments, LanguageModelArguments], argv, "negatives", __doc__
+    )
+    _check(arguments, data)
+    patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
+    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
+    if data.input == "-" and state.num_processes > 1:
+        raise ValueError("input: several processes cannot share standard input; give a file")
+    lm, tokenizer = load_language_model(which, state.local_process_index)
+    if isinstance(lm, ResidualEnergyModel):
+        raise ValueError(f"model {which.model!r} is a residual model; negatives are of its language model")
+    end_ids, pad_id = special_tokens(lm)
+    rows, count = read_continuations(data, tokenizer, end_ids)
+    limit = max_length(lm)
+    if limit is not None and data.prefix_tokens + data.max_new_tokens > limit:
+        raise ValueError(
+            f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
+            f"{data.prefix_tokens} and {data.max_new_tokens}"
+        )
+    recipe = {"command": "negatives", **asdict(arguments), **asdict(data), **asdict(which), "rows": len(rows)}
+    for name in ("output", "device", "max_rows"):
+        del recipe[name]
+    records = RunRecords(arguments.output, recipe, ("row",))
+    if state.is_main_process:
+        records.open()
+    state.wait_for_everyone()
+    known = {record["row"] for record in records.read()}
+    state.wait_for_everyone()  # nobody appends before everybody has read what is missing
+    proposal = Proposal(
+        data.max_new_tokens, tuple(end_ids), pad_id, arguments.temperature, arguments.top_k, arguments.top_p
+    )
+    blocks = range(0, len(rows), arguments.texts_at_once)
+    missing = [at for at in blocks if not known.issuperset(range(at, min(at + arguments.texts_at_once, len(rows))))]
+    for at in missing[state.process_index :: state.num_processes]:
+        block = rows[at : at + arguments.texts_at_once]
+        prefixes = [torch.tensor(row["prefix_ids"]) for row in block]
+        seed, together = stream_seed(arguments.seed, at), len(block) * arguments.num_negatives
+        drawn = sample_continuations(lm, prefixes, arguments.num_negatives, proposal, seed, together)
+        records.append(
+            [
+                {"row": at + number, **row, "negatives": [ids.tolist() for ids in own]}
+                for number, (row, own) in enumerate(zip(block, drawn, strict=True))
+            ]
+        )
+    state.wait_for_everyone()
+    if state.is_main_process:
+        records.finish()
+        print(f"{len(rows)} of {count} texts have a continuation; {arguments.output}", file=sys.stderr)
+
+
+def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:
+    if arguments.output == "-":
+        raise ValueError("output must be a file: a run on standard output could not go on after a kill")
+    check_writable(arguments.output)
+    check_positive(
+        num_negatives=arguments.num_negatives, texts_at_once=arguments.texts_at_once, top_k=arguments.top_k,
+        max_rows=data.max_rows,
+    )  # fmt: skip
+    if not 0 < arguments.temperature < float("inf"):
+        raise ValueError(f"temperature must be above 0, got {arguments.temperature}")
+    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and up to 1, got {arguments.top_p}")
+    if arguments.seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {arguments.seed}")

@@ -1,0 +1,102 @@
+"""`hf-ebm perplexity`: perplexity of a residual model, between a lower and an upper estimate, or of a causal model.
+
+Prints a line of JSON. With several --num_samples there is a range for each, to see whether estimates have settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_ebm.cli.common import check_writable, parse, to_json, write_records
+from hf_ebm.cli.continuation_data import (
+    ContinuationArguments,
+    LanguageModelArguments,
+    check_positive,
+    load_language_model,
+    read_continuations,
+    special_tokens,
+)
+from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.models.residual.perplexity import ResidualPerplexity, lm_log_probs, residual_perplexity
+
+
+@dataclass
+class PerplexityArguments:
+    """How the perplexity is estimated."""
+
+    output: str | None = field(default=None, metadata={"help": "Also write a record for each text: .jsonl, .parquet."})
+    num_samples: list[int] = field(
+        default_factory=lambda: [1000], metadata={"help": "Samples of the language model for each prefix."}
+    )
+    candidates_at_once: int = field(default=256, metadata={"help": "Rows run together; draws depend on it."})
+    seed: int = field(default=0, metadata={"help": "Of the samples."})
+
+
+def run(argv: list[str]) -> None:
+    """Evaluates, and prints."""
+    arguments, data, which = parse(
+        [PerplexityArguments, ContinuationArguments, LanguageModelArguments], argv, "perplexity", __doc__
+    )
+    check_positive(candidates_at_once=arguments.candidates_at_once, max_rows=data.max_rows)
+    if min(arguments.num_samples) < 2:
+        raise ValueError(f"num_samples must be 2 or more: the bounds need two samples, got {arguments.num_samples}")
+    if arguments.seed < 0:
+        raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
+    if arguments.output is not None:
+        check_writable(arguments.output)
+    model, tokenizer = load_language_model(which)
+    rows, count = read_continuations(data, tokenizer, special_tokens(model)[0])
+    summary = {"model": which.model, "texts": count, "rows": len(rows)}
+    describe = _residual if isinstance(model, ResidualEnergyModel) else _causal
+    found, records = describe(model, rows, arguments, data)
+    if arguments.output is not None:
+        write_records(arguments.output, [{**row, **record} for row, record in zip(rows, records, strict=True)])
+    print(to_json({**summary, **found}))
+
+
+def _causal(model: PreTrainedModel, rows: list[dict], arguments, data) -> tuple[dict, list[dict]]:
+    prefixes, continuations = ([torch.tensor(row[name], device=model.device) for row in rows]
+                               for name in ("prefix_ids", "continuation_ids"))  # fmt: skip
+    pad_id = special_tokens(model)[1]
+    log_probs = lm_log_probs(model, prefixes, continuations, pad_id, arguments.candidates_at_once).nansum(1)
+    tokens = sum(map(len, continuations))
+    records = [{"lm_log_prob": value} for value in log_probs.tolist()]
+    return {"tokens": tokens, "perplexity": float((-log_probs.sum() / tokens).exp())}, records
+
+
+def _residual(model: ResidualEnergyModel, rows: list[dict], arguments, data) -> tuple[dict, list[dict]]:
+    found: ResidualPerplexity = residual_perplexity(
+        model,
+        [row["prefix_ids"] for row in rows],
+        [row["continuation_ids"] for row in rows],
+        max_new_tokens=data.max_new_tokens,
+        num_samples=arguments.num_samples,
+        candidates_at_once=arguments.candidates_at_once,
+        seed=arguments.seed,
+    )
+    ranges = [
+        {"num_samples": number, "lower": low, "upper": high}
+        for number, low, high in zip(
+            found.num_samples.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True
+        )
+    ]
+    summary = {
+        "tokens": int(found.num_tokens.sum()),
+        "base_perplexity": found.base_perplexity,
+        "perplexity": ranges,
+        "mean_effective_sample_size": float(found.effective_sample_size.mean()),
+    }
+    records = [
+        {"lm_log_prob": log_prob, "energy": energy, "log_partition_lower": low, "log_partition_upper": high}
+        for log_prob, energy, low, high in zip(
+            found.lm_log_prob.tolist(),
+            found.energy.tolist(),
+            found.log_partition_lower[:, -1].tolist(),
+            found.log_partition_upper[:, -1].tolist(),
+            strict=True,
+        )
+    ]
+    return summary, records

@@ -1,0 +1,17 @@
+"""Special tokens of a model, by its settings."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+
+def special_ids(model: PreTrainedModel, name: str) -> list[int]:
+    """A special token's ids (`"eos_token_id"`, …), by the generation settings, else by the configuration.
+
+    [] where there are none.
+    """
+    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True)):
+        found = getattr(owner, name, None)
+        if found is not None:
+            return [found] if isinstance(found, int) else list(found)
+    return []
