@@ -4,7 +4,6 @@ import logging as python_logging
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 from hf_ebm.models.residual import JointGenerationConfig
 from hf_ebm.models.residual import candidates as candidates_module
@@ -156,11 +155,13 @@ def test_prompts_do_not_depend_on_each_other_or_on_padding():
 
 def test_memory_grows_with_the_candidates_at_once_alone(monkeypatch):
     model, largest = toy_residual(dtype=torch.float32), []
-    forward, encode = model.lm.forward, model.encoder.forward
-    monkeypatch.setattr(model.lm, "forward", lambda *a, **k: largest.append(len(k["input_ids"])) or forward(*a, **k))
-    monkeypatch.setattr(
-        model.encoder, "forward", lambda *a, **k: largest.append(len(k["input_ids"])) or encode(*a, **k)
-    )
+    for part in (model.lm, model.encoder):
+
+        def measured(*args, _forward=part.forward, **kwargs):
+            largest.append(len(kwargs["input_ids"]))
+            return _forward(*args, **kwargs)
+
+        monkeypatch.setattr(part, "forward", measured)
     output = model.generate(
         [[0, 3]], num_candidates=10_000, candidates_at_once=1000, max_new_tokens=3, seed=0, return_candidates=True
     )
@@ -169,7 +170,6 @@ def test_memory_grows_with_the_candidates_at_once_alone(monkeypatch):
     weights = output.candidate_log_weights[0].exp()
     assert float(weights.sum()) == pytest.approx(1)
     assert float(output.effective_sample_size) == pytest.approx(float(1 / weights.square().sum()))
-    assert isinstance(output.sequences, torch.Tensor) and DynamicCache is not None
 
 
 def test_a_small_effective_sample_size_is_reported(caplog):
@@ -206,7 +206,7 @@ def test_settings_are_saved_and_checked(tmp_path):
     [
         (
             dict(input_ids=[[3] * 30], max_new_tokens=5),
-            "row 0 has 30 tokens, with max_new_tokens 35; the language model",
+            "has 30 tokens, with max_new_tokens 35; the language model",
         ),
         (dict(input_ids=[[3], [99]]), "prefixes: row 1 holds the id 99; the language model has ids 0 to 5"),
         (dict(input_ids=[]), "prefixes must be one or more"),
@@ -245,7 +245,7 @@ def test_an_empty_prompt_needs_a_start_token():
 def test_nan_energies_name_the_candidate():
     model = toy_residual()
     model.encoder.embeddings.word_embeddings.weight.data[5] = torch.nan
-    with pytest.raises(ValueError, match="prompt 0, candidate: energies: row [0-9]+ has the energy nan"):
+    with pytest.raises(ValueError, match=r"prompt 0, candidate: energies: row [0-9]+ has the energy nan"):
         model.generate([[0, 3]], num_candidates=64, max_new_tokens=3, seed=0)
 
 

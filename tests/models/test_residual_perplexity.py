@@ -46,7 +46,7 @@ def test_the_range_encloses_the_true_perplexity(toy):
 
 
 def test_bounds_from_many_repetitions_bracket_log_z(toy):
-    model, log_probs, energies, log_z = toy
+    _, log_probs, energies, log_z = toy
     generator = torch.Generator().manual_seed(0)
     index = torch.multinomial(log_probs.exp(), 3000 * 200, replacement=True, generator=generator)
     sampled = energies[index].view(3000, 200)
@@ -69,7 +69,7 @@ def test_positions_equal_enumeration_and_multiply_to_the_whole(toy):
     model, log_probs, energies, log_z = toy
     continuations = all_continuations()
     joint = dict(zip(continuations, (log_probs - energies - log_z).tolist(), strict=True))
-    rows = [ids for ids in continuations if len(ids) == LENGTH][7:40:8] + [(4, END)]
+    rows = [*[ids for ids in continuations if len(ids) == LENGTH][7:40:8], (4, END)]
     found = position_log_probs(
         model, [PREFIX.tolist()] * len(rows), [list(ids) for ids in rows], max_new_tokens=LENGTH, num_samples=1500,
         candidates_at_once=1500, enumerate_last=True,
