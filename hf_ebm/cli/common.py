@@ -14,11 +14,12 @@ import pyarrow
 import pyarrow.parquet
 import torch
 from safetensors import SafetensorError
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PreTrainedConfig
 
 from hf_ebm.assets import load_embedded
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 
 EMBEDDED = "embedded"
 
@@ -43,8 +44,8 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
     return parser.parse_args_into_dataclasses(argv)
 
 
-def load_model(arguments: ModelArguments, local_rank: int = 0):
-    """`(model, tokenizer)` on its device, in evaluation mode."""
+def load_model(arguments: ModelArguments, local_rank: int = 0, residual: bool = False):
+    """`(model, tokenizer)` on its device, in evaluation mode; a residual model as well, if it may be one."""
     dtype, device = usable_device(arguments, local_rank)
     options = {"dtype": dtype} | ({"energy": arguments.energy} if arguments.energy else {})
     if arguments.model == EMBEDDED:
@@ -52,13 +53,22 @@ def load_model(arguments: ModelArguments, local_rank: int = 0):
         return model.to(device).eval(), tokenizer
     where = {"revision": arguments.revision} if arguments.revision else {}
     try:
-        model = EnergyModel.from_pretrained(arguments.model, **options, **where)
-        tokenizer = own_tokenizer(arguments.model, **where)
+        if residual and _is_residual(arguments.model, where):
+            model = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **where)
+            tokenizer = model.lm_tokenizer
+        else:
+            model = EnergyModel.from_pretrained(arguments.model, **options, **where)
+            tokenizer = own_tokenizer(arguments.model, **where)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {arguments.model!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
     return model.to(device).eval(), tokenizer
+
+
+def _is_residual(name: str, where: dict) -> bool:
+    found, _ = PreTrainedConfig.get_config_dict(name, **where)
+    return found.get("model_type") == ResidualEnergyConfig.model_type
 
 
 def usable_device(arguments, local_rank: int) -> tuple[torch.dtype, str]:

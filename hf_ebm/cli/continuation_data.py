@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
 from hf_ebm.assets import load_embedded_causal
@@ -54,7 +54,7 @@ def load_language_model(
         return model.to(device).eval(), tokenizer
     where = {"revision": which.revision} if which.revision else {}
     try:
-        config = AutoConfig.from_pretrained(which.model, trust_remote_code=False, **where)
+        config = _config(which.model, where)
         if isinstance(config, ResidualEnergyConfig):
             model = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)
             tokenizer = model.lm_tokenizer or own_tokenizer(config.lm_reference or which.model, **where)
@@ -68,6 +68,13 @@ def load_language_model(
     if tokenizer is None:
         raise ValueError(f"model {which.model!r} has no tokenizer beside its weights")
     return model.to(device).eval(), tokenizer
+
+
+def _config(name: str, where: dict) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
+    except ValueError as error:  # a folder without a model, or of a type that is unknown here
+        raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
 
 
 def read_continuations(

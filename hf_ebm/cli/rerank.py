@@ -1,4 +1,4 @@
-"""`hf-ebm rerank`: rerank n-best lists by energy."""
+"""`hf-ebm rerank`: rerank n-best lists by energy, of a masked language model or a residual model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from hf_ebm.cli.common import (
     read_records,
     write_records,
 )
+from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.encoding import as_texts
 
 
 @dataclass
@@ -27,8 +29,12 @@ class RerankArguments:
     )
     weight: float = field(default=1.0, metadata={"help": "Weight of the energy against those scores."})
     length_normalization: float = field(default=0.0, metadata={"help": "0 compares energies, 1 energies per token."})
+    prefix_column: str | None = field(
+        default=None, metadata={"help": "Field with the text that all candidates continue; it is not scored."}
+    )
     variant: str | None = field(
-        default=None, metadata={"help": "exact, within_word_l2r, or the approximations stride and unmasked."}
+        default=None,
+        metadata={"help": "Masked models: exact, within_word_l2r, or the approximations stride and unmasked."},
     )
 
 
@@ -38,7 +44,8 @@ def run(argv: list[str]) -> None:
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
     columns = [arguments.candidates_column, *filter(None, [arguments.scores_column])]
-    check_columns(arguments.input, records, columns, ["best", "order", "rerank_scores", "energies"])
+    read = [*columns, *filter(None, [arguments.prefix_column])]
+    check_columns(arguments.input, records, read, ["best", "order", "rerank_scores", "energies"])
     for column in columns:
         for number, record in enumerate(records):
             kind = str if column == arguments.candidates_column else (int, float)
@@ -48,15 +55,22 @@ def run(argv: list[str]) -> None:
                 raise ValueError(f"{arguments.input}: {column!r} of record {number} must be a list of {what}")
     candidates = [record[arguments.candidates_column] for record in records]
     base = [record[arguments.scores_column] for record in records] if arguments.scores_column else None
-    model, tokenizer = load_model(which)
+    model, tokenizer = load_model(which, residual=True)
+    how = {}
+    if arguments.prefix_column is not None:
+        prefixes = as_texts(arguments.prefix_column, [record[arguments.prefix_column] for record in records])
+        how["prefixes"] = [prefix for prefix, own in zip(prefixes, candidates, strict=True) for _ in own]
+    if isinstance(model, EnergyModel):
+        how |= {"variant": arguments.variant, "token_budget": which.token_budget}
+    elif arguments.variant is not None or which.token_budget is not None or which.energy is not None:
+        raise ValueError("variant, token_budget and energy are of masked models; the model is a residual one")
     result = model.rerank(
         candidates,
         tokenizer,
         base_scores=base,
         weight=arguments.weight,
         length_normalization=arguments.length_normalization,
-        variant=arguments.variant,
-        token_budget=which.token_budget,
+        **how,
     )
     for row, record in enumerate(records):
         record |= {"best": candidates[row][int(result.best[row])], "order": result.order[row]}

@@ -1,5 +1,8 @@
 """Small tokenizers of the three usual kinds, trained on a few lines, each with a tiny random model to go with it."""
 
+import copy
+import functools
+
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
@@ -19,6 +22,11 @@ KINDS = ("wordpiece", "bytes", "metaspace")
 
 def small_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     """A tokenizer with cls, sep, pad, unk and mask tokens."""
+    return copy.deepcopy(_trained(kind))
+
+
+@functools.cache  # training breaks ties as it likes, so that two would differ
+def _trained(kind: str) -> PreTrainedTokenizerFast:
     if kind == "wordpiece":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))

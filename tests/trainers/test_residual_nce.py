@@ -194,7 +194,7 @@ def test_training_to_convergence_gives_the_distribution_of_the_data(tmp_path, on
     trainer = ResidualNCETrainer(
         model,
         arguments(
-            tmp_path, max_steps=350, per_device_train_batch_size=256, optim="adamw_torch", learning_rate=4e-3,
+            tmp_path, max_steps=500, per_device_train_batch_size=256, optim="adamw_torch", learning_rate=4e-3,
             lr_scheduler_type="cosine", warmup_steps=30, max_grad_norm=1.0, online=online, logging_steps=50,
             train_sampling_strategy="random",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.relaxations.soft_argmax import at_least_float32
 
 
 class ProductLM(PreTrainedModel, GenerationMixin):
@@ -77,10 +79,10 @@ class ProductLM(PreTrainedModel, GenerationMixin):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **unused
     ) -> CausalLMOutput:
         """Logits (B, T, V), normalized, and with `labels` (-100 where there is none) the mean loss of their tokens."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         with torch.no_grad():
-            base = self.lm(**inputs).logits
-        logits = (base.float().log_softmax(-1) + self.residual(**inputs).logits.float()).log_softmax(-1)
+            base = at_least_float32(_logits(self.lm, input_ids, attention_mask))
+        residual = at_least_float32(_logits(self.residual, input_ids, attention_mask))
+        logits = (base.log_softmax(-1) + residual).log_softmax(-1)
         loss = None
         if labels is not None:
             following = labels[:, 1:]
@@ -111,6 +113,14 @@ class ProductLM(PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings):
         self.residual.set_output_embeddings(new_embeddings)
+
+
+def _logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """A model's logits, with positions counted from the first attended token."""
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+    if attention_mask is not None and "position_ids" in inspect.signature(model.forward).parameters:
+        inputs["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    return model(**inputs).logits
 
 
 AutoConfig.register(ProductLMConfig.model_type, ProductLMConfig)
