@@ -18,10 +18,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the bench
 import torch
 from transformers.utils import logging
 
-from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1, parameter_search
+from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1, parameter_search, residual
 from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
 from benchmarks.reproduction.report import RESULTS, Report
+from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualLaboratory, ResidualScale
+
+AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory
+SCALES = {
+    Laboratory: (Scale(), QUICK),
+    CompletionLaboratory: (CompletionScale(), QUICK_COMPLETION),
+    ResidualLaboratory: (ResidualScale(), QUICK_RESIDUAL),
+}
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,8 @@ class Table:
 
     title: str
     columns: list[str]
-    fill: Callable[[Laboratory | CompletionLaboratory, Report], None]
-    laboratory: type[Laboratory] | type[CompletionLaboratory] = Laboratory
+    fill: Callable[[AnyLaboratory, Report], None]
+    laboratory: type[AnyLaboratory] = Laboratory
 
 
 _SPLITS = ("validation", "test")
@@ -78,18 +86,18 @@ TABLES |= {
     "mgs-7": Table("parts of the proposal", _ABLATION, parameter_search.table_7, CompletionLaboratory),
     "mgs-figure-4": Table("sharpness of the weights", _ABLATION, parameter_search.table_figure_4, CompletionLaboratory),
 }
+TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualLaboratory)
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
     "mgs-figures-1-2-3": ("cost and weights in training", parameter_search.draw_training),
+    "residual-figures-1-2-3": ("residual models by position, samples, n-grams, log probability", residual.draw),
 }
 
 
 @functools.cache  # tables share data and models
-def laboratory_of(kind: type, quick: bool, folder: Path) -> Laboratory | CompletionLaboratory:
+def laboratory_of(kind: type[AnyLaboratory], quick: bool, folder: Path) -> AnyLaboratory:
     """The laboratory of that kind, at full size or quick."""
-    if kind is CompletionLaboratory:
-        return kind(QUICK_COMPLETION if quick else CompletionScale(), folder)
-    return kind(QUICK if quick else Scale(), folder)
+    return kind(SCALES[kind][quick], folder)
 
 
 def main() -> None:

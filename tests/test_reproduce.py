@@ -1,19 +1,23 @@
 """The reproduction scripts: what they list, what a report says, and a table run at a tiny size."""
 
 import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.reproduce import TABLES
-from benchmarks.reproduction import completion, figure_3_1, parameter_search
+from benchmarks.reproduction import completion, figure_3_1, parameter_search, residual, residual_runs
 from benchmarks.reproduction.completion import CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.residual_runs import ResidualLaboratory, ResidualScale
 from hf_ebm.assets import held_out_verses
+from hf_ebm.objectives.completions import completion_log_probs
 
 TINY = Scale(32, 80, 1, 1, 2, (1, 2))
 
@@ -25,6 +29,8 @@ def test_everything_is_listed():
     assert re.findall(r"^thesis-(\S+)", done.stdout, re.M) == wanted
     wanted = ["1", "4", "6", "7", "figure-4", "figures-1-2-3"]
     assert re.findall(r"^mgs-(\S+)", done.stdout, re.M) == wanted
+
+    assert re.findall(r"^residual-(\S+)", done.stdout, re.M) == ["1", "figures-1-2-3"]
 
 
 def test_a_report_compares_seed_by_seed(tmp_path):
@@ -82,6 +88,45 @@ def test_figures_of_the_search_in_training(tmp_path, monkeypatch):
     assert (tmp_path / "mgs-figures-1-2-3.png").stat().st_size > 10_000
     curves = json.loads((tmp_path / "mgs-figures-1-2-3.json").read_text())["curves"]
     assert all(len(run) == 1 for lines in curves.values() for runs in lines.values() for run in runs)
+
+
+@pytest.fixture
+def residual_laboratory(tmp_path, monkeypatch):
+    """Trains on held-out verses, as above; tables and figures share the folder."""
+    tiny = ResidualScale(32, 1, 6, 8, (1, 2))
+    monkeypatch.setattr(residual_runs, "load_kjv_verses", lambda folder: held_out_verses())
+    monkeypatch.setattr(residual, "QUICK_RESIDUAL", tiny)
+    return ResidualLaboratory(tiny, tmp_path)
+
+
+def test_the_table_and_figures_of_residual_models_run(residual_laboratory, tmp_path):
+    report = Report("residual-1", "title", TABLES["residual-1"].columns, [1, 2])
+    TABLES["residual-1"].fill(residual_laboratory, report)
+    assert list(report.rows) == list(residual.MODELS)
+    for name, runs in report.rows.items():
+        assert set(runs) == set(report.columns) - (set() if "joint" in name else {"ESS, %"})
+        for split in ("validation", "test"):
+            for low, high in zip(runs[f"{split} lower"], runs[f"{split} upper"], strict=True):
+                assert low <= high and (low < high) == ("joint" in name)
+    assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0, 0.0]
+    # The harness agrees with the library's own evaluation of the base model.
+    rows = residual_laboratory.rows("test")
+    pairs = [[torch.tensor(row[name]) for row in rows] for name in ("prefix_ids", "continuation_ids")]
+    nats = -completion_log_probs(residual_laboratory.base, *pairs, 0).sum() / sum(map(len, pairs[1]))
+    assert report.rows[residual.BASE]["test lower"][0] == pytest.approx(math.exp(nats), rel=1e-4)
+    residual.draw(tmp_path / "figures", True, tmp_path)
+    assert (tmp_path / "figures" / "residual-figures-1-2-3.png").stat().st_size > 10_000
+    raw = json.loads((tmp_path / "figures" / "residual-figures-1-2-3.json").read_text())
+    assert len(raw["positions (figure 1)"]["gain"]["low"]) <= 20
+    assert set(raw["log probabilities (figure 3)"]) == {"base LM", "joint BIT"}
+
+
+def test_a_deepened_model_starts_as_the_model(residual_laboratory):
+    ids = torch.tensor([residual_laboratory.rows("test")[0]["prefix_ids"]])
+    deep = residual_runs.fresh_model("balm", residual_laboratory.base).eval()
+    assert deep.num_parameters() > 2 * residual_laboratory.base.num_parameters()
+    expected = residual_laboratory.base(input_ids=ids).logits
+    torch.testing.assert_close(deep(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_figure_shows_jumps_of_the_hard_objective_alone(tmp_path):

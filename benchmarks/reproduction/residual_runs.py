@@ -6,6 +6,7 @@ the same samples of the embedded language model.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -32,7 +32,8 @@ from hf_ebm.data.kjv import load_kjv_verses
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
-from hf_ebm.objectives.completions import completion_token_log_probs, pad_right
+from hf_ebm.models.residual.perplexity import lm_log_probs
+from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 
@@ -46,8 +47,8 @@ class ResidualScale:
 
     max_train: int = 20_000
     negatives: int = 2
-    held_out: int = 200
-    samples: int = 256
+    held_out: int = 300
+    samples: int = 128
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
@@ -111,7 +112,8 @@ class ResidualLaboratory:
         """The trained model, from the folder if it is there."""
         if recipe.kind == "base":
             return self.base
-        target = self.folder / digest(recipe, seed, self.scale)
+        # How much is held out changes no model.
+        target = self.folder / digest(recipe, seed, self.scale.max_train, self.scale.negatives)
         if not (target / "config.json").exists():
             self._train(recipe, seed, target)
         logs = json.loads((target / "logs.json").read_text())
@@ -162,26 +164,17 @@ class ResidualLaboratory:
         return [rows[at : at + count] for at in range(0, len(rows), count)]
 
     def log_probs(self, recipe: ResidualRecipe, seed: int, split: str) -> torch.Tensor:
-        """(N, T) log probability of each token of the continuations under a language model, NaN behind their end."""
+        """(N, T) log probability of each token of the continuations under a language model; see `lm_log_probs`."""
 
         def compute() -> torch.Tensor:
             rows = self.rows(split)
             prefixes, after = (
                 [torch.tensor(row[f"{name}_ids"]) for row in rows] for name in ("prefix", "continuation")
             )
-            model = self.model(recipe, seed).eval()
-            with torch.no_grad():
-                found = [
-                    completion_token_log_probs(model, prefixes[at : at + 50], after[at : at + 50], self.proposal.pad_id)
-                    for at in range(0, len(rows), 50)
-                ]
-            own = [row[PREFIX_TOKENS - 1 :] for part in found for row in part.double()]
-            table = torch.full((len(rows), MAX_NEW_TOKENS), torch.nan, dtype=torch.float64)
-            for row, (values, ids) in enumerate(zip(own, after, strict=True)):
-                table[row, : len(ids)] = values[: len(ids)]
-            return table
+            model = self.model(recipe, seed)
+            return lm_log_probs(model, prefixes, after, self.proposal.pad_id, 50)
 
-        return self._kept("log_probs", (recipe, seed, split), compute)
+        return self.kept("log_probs", (recipe, seed, split), compute)
 
     def energies(self, recipe: ResidualRecipe, seed: int, split: str) -> dict[str, torch.Tensor]:
         """Energies of the continuations, `real` (N,), and of the samples, `sampled` (N, n)."""
@@ -195,9 +188,10 @@ class ResidualLaboratory:
                 sampled.append(found[1:])
             return {"real": torch.stack(real), "sampled": torch.stack(sampled)}
 
-        return self._kept("energies", (recipe, seed, split), compute)
+        return self.kept("energies", (recipe, seed, split), compute)
 
-    def _kept(self, name: str, key: tuple, compute):
+    def kept(self, name: str, key: tuple, compute):
+        """What `compute` gives, from the folder if it is there; the first part of `key` is a recipe, then its seed."""
         path = self.folder / f"{name}-{digest(*key, self.scale)}.pt"
         if not path.exists():
             found = compute()
@@ -225,7 +219,8 @@ def fresh_model(kind: str, base: PreTrainedModel) -> PreTrainedModel:
 
 def deepened(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
     """A GPT-2 with further layers on top that change nothing until they are trained."""
-    config = AutoConfig.for_model("gpt2", **{**lm.config.to_dict(), "n_layer": lm.config.n_layer + layers})
+    config = copy.deepcopy(lm.config)
+    config.n_layer += layers
     deep = AutoModelForCausalLM.from_config(config)
     deep.load_state_dict(lm.state_dict(), strict=False)
     for block in deep.transformer.h[lm.config.n_layer :]:

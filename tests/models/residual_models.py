@@ -87,7 +87,7 @@ def all_continuations(vocab_size: int = VOCAB, length: int = LENGTH) -> list[tup
 def exact_log_probs(lm, prefix: torch.Tensor, continuations=None) -> torch.Tensor:
     """log P_LM of each continuation, one token at a time."""
     found = []
-    for ids in continuations or all_continuations(lm.config.vocab_size):
+    for ids in continuations or all_continuations(lm.get_input_embeddings().weight.shape[0]):
         row, total = prefix, 0.0
         for token in ids:
             with torch.no_grad():

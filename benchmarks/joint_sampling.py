@@ -1,0 +1,76 @@
+"""What joint sampling costs, against its parts done apart: sampling from the language model, and encoder scoring.
+
+Tokens a second of `ResidualEnergyModel.generate` at n = 64, by those of the two parts alone: the language model's own
+`generate` with 64 return sequences, and the encoder on 64 whole rows, each timed by itself. The bound is 0.8.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from transformers import AutoModel, GenerationConfig
+from transformers.utils import logging
+
+from benchmarks.common import describe_machine, print_table
+from benchmarks.search_training import medians
+from hf_ebm.assets import KJV_MASKED_LM, load_embedded_causal
+from hf_ebm.models.residual import ResidualEnergyModel
+
+CANDIDATES = 64
+PREFIX, LENGTH = 32, 32
+
+
+def models() -> dict[str, ResidualEnergyModel]:
+    """The embedded models, with a bidirectional and a causal encoder."""
+    lm, _ = load_embedded_causal()
+    lm.config.eos_token_id = lm.generation_config.eos_token_id = None  # every candidate has the full length
+    other, _ = load_embedded_causal()
+    bidirectional = AutoModel.from_pretrained(KJV_MASKED_LM, dtype=torch.float32)
+    return {
+        "ModernBERT 6 x 256": ResidualEnergyModel(lm, bidirectional).eval(),
+        "GPT-2 6 x 256": ResidualEnergyModel(lm, other.transformer).eval(),
+    }
+
+
+def time_rows(repeats: int):
+    """A row for each encoder."""
+    prefix = torch.randint(5, 4000, (1, PREFIX), generator=torch.Generator().manual_seed(0))
+    config = GenerationConfig(
+        do_sample=True, top_k=0, max_new_tokens=LENGTH, num_return_sequences=CANDIDATES, pad_token_id=0, use_cache=True
+    )
+    for name, model in models().items():
+
+        def sampling(model=model) -> torch.Tensor:
+            return model.lm.generate(prefix, attention_mask=torch.ones_like(prefix), generation_config=config)
+
+        rows = sampling()
+
+        def scoring(model=model, rows=rows) -> None:
+            with torch.no_grad():
+                model(input_ids=rows, attention_mask=torch.ones_like(rows))
+
+        def joint(model=model) -> None:
+            model.generate(prefix, num_candidates=CANDIDATES, max_new_tokens=LENGTH, seed=0)
+
+        found = medians({"sampling": sampling, "scoring": scoring, "joint": joint}, repeats)
+        tokens, apart = CANDIDATES * LENGTH, found["sampling"] + found["scoring"]
+        yield [name, *(1e3 * seconds for seconds in found.values()), tokens / found["joint"], apart / found["joint"]]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    print(describe_machine())
+    print(f"{CANDIDATES} candidates of {LENGTH} tokens behind {PREFIX}")
+    header = ["encoder", "sampling alone, ms", "scoring alone, ms", "joint, ms", "joint, tokens/s", "apart / joint"]
+    print_table(header, time_rows(arguments.repeats))
+
+
+if __name__ == "__main__":
+    main()

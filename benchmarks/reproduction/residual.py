@@ -1,0 +1,236 @@
+"""Residual energy models: table 1 and figures 1 to 3 of Deng et al. 2020, on verses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import describe_machine
+from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.residual_runs import (
+    MAX_NEW_TOKENS,
+    QUICK_RESIDUAL,
+    ROWS_AT_ONCE,
+    ResidualLaboratory,
+    ResidualRecipe,
+    ResidualScale,
+)
+from hf_ebm.models.residual.perplexity import bounds_by_size, lm_log_probs, position_log_probs
+from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+
+SPLITS = ("validation", "test")
+# Rates were chosen in four short runs of one seed, by the loss on validation verses.
+MODELS = {
+    "base LM (5 M)": ResidualRecipe("base"),
+    "base LM, trained on (5 M)": ResidualRecipe("trained_on"),
+    "RALM (base + 6 M)": ResidualRecipe("ralm"),
+    "BALM (10 M)": ResidualRecipe("balm"),
+    "joint UNIT (base + 5 M)": ResidualRecipe("unit", 1e-4),
+    "joint BIT (base + 5 M)": ResidualRecipe("bit"),
+}
+BASE, UNIT, BIT = "base LM (5 M)", "joint UNIT (base + 5 M)", "joint BIT (base + 5 M)"
+COLUMNS = [*(f"{split} {side}" for split in SPLITS for side in ("lower", "upper")), "gain, nats a verse", "ESS, %"]
+DRAWS = 8  # samples of each prefix, for figures 2 (right) and 3
+
+
+def table_1(laboratory: ResidualLaboratory, report: Report) -> None:
+    """Perplexity ranges."""
+    seeds = laboratory.scale.seeds
+    for name, recipe in MODELS.items():
+        for split in SPLITS:
+            ranges = [_perplexity(laboratory, recipe, seed, split) for seed in seeds]
+            report.add(name, {f"{split} lower": [r[0] for r in ranges], f"{split} upper": [r[1] for r in ranges]})
+        report.add(name, {"gain, nats a verse": [float(_gains(laboratory, recipe, s).mean()) for s in seeds]})
+        if recipe.has_energy:
+            report.add(name, {"ESS, %": [_effective_share(laboratory, recipe, seed) for seed in seeds]})
+    report.notes += [
+        f"Continuations of up to {MAX_NEW_TOKENS} tokens behind ten; {laboratory.scale.held_out} verses a split. "
+        f"Ranges from {laboratory.scale.samples} samples of the base model for each prefix. The gain is the mean, on "
+        "test, of the log probability of a continuation less that under the base model, in the middle of its range.",
+        _spread_note(laboratory),
+    ]
+    for better, worse in ((UNIT, BASE), (BIT, BASE), (BIT, UNIT), (UNIT, "RALM (base + 6 M)"), (BIT, "BALM (10 M)")):
+        column = "gain, nats a verse"
+        report.finding(f"{better} below {worse} in perplexity", (better, column), (worse, column))
+
+
+def _perplexity(laboratory: ResidualLaboratory, recipe: ResidualRecipe, seed: int, split: str) -> tuple[float, float]:
+    """Lower and upper estimate; twice the exact value for a language model."""
+    low, high = _nats(laboratory, recipe, seed, split)
+    tokens = (~laboratory.log_probs(MODELS[BASE], 0, split).isnan()).sum()
+    return float((low.sum() / tokens).exp()), float((high.sum() / tokens).exp())
+
+
+def _nats(laboratory, recipe: ResidualRecipe, seed: int, split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Minus the log probability of each continuation, (N,) twice."""
+    if not recipe.has_energy:
+        nats = -laboratory.log_probs(recipe, 0 if recipe.kind == "base" else seed, split).nansum(1)
+        return nats, nats
+    energies = laboratory.energies(recipe, seed, split)
+    bounds = bounds_by_size(energies["sampled"], [energies["sampled"].shape[1]])
+    nats = energies["real"] - laboratory.log_probs(MODELS[BASE], 0, split).nansum(1)
+    return nats + bounds.lower[:, 0], nats + bounds.upper[:, 0]
+
+
+def _gains(laboratory, recipe: ResidualRecipe, seed: int) -> torch.Tensor:
+    """Log probability of each test continuation less the base model's, (N,)."""
+    low, high = _nats(laboratory, recipe, seed, "test")
+    return _nats(laboratory, MODELS[BASE], seed, "test")[0] - (low + high) / 2
+
+
+def _spread_note(laboratory) -> str:
+    seed = laboratory.scale.seeds[0]
+    parts = []
+    for name, recipe in MODELS.items():
+        gains = _gains(laboratory, recipe, seed)
+        parts.append(f"{name} {float(gains.mean()):+.3f} ± {float(gains.std()) / len(gains) ** 0.5:.3f}")
+    return f"Over verses, seed {seed}, gain and its standard error: {'; '.join(parts)}."
+
+
+def _effective_share(laboratory, recipe: ResidualRecipe, seed: int) -> float:
+    weights = log_importance_weights(laboratory.energies(recipe, seed, "test")["sampled"])
+    return float(100 * effective_sample_size(weights).mean() / weights.shape[1])
+
+
+def draw(results: Path, quick: bool, folder: Path) -> Path:
+    """Figures 1, 2 and 3, from the models of the table's first seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    laboratory = ResidualLaboratory(QUICK_RESIDUAL if quick else ResidualScale(), folder)
+    results.mkdir(parents=True, exist_ok=True)
+    figure, panels = pyplot.subplots(2, 2, figsize=(13, 9))
+    raw = {
+        "positions (figure 1)": _draw_positions(laboratory, panels[0][0], 1 if quick else 40),
+        "number of samples (figure 2, left)": _draw_sizes(laboratory, panels[0][1]),
+        "unique n-grams (figure 2, right)": _draw_ngrams(laboratory, panels[1][0]),
+        "log probabilities (figure 3)": _draw_densities(laboratory, panels[1][1]),
+    }
+    path = results / "residual-figures-1-2-3.png"
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
+    origin["seed"] = laboratory.scale.seeds[0]
+    (results / "residual-figures-1-2-3.json").write_text(json.dumps({**origin, **raw}, indent=1) + "\n")
+    return path
+
+
+def _draw_positions(laboratory, axes, count: int) -> dict:
+    """Figure 1: perplexity gain of BIT at each position over the base model, and by enumeration at the last."""
+    seed, rows = laboratory.scale.seeds[0], laboratory.rows("test")[:count]
+
+    def compute():
+        return position_log_probs(
+            laboratory.model(MODELS[BIT], seed), [row["prefix_ids"] for row in rows],
+            [row["continuation_ids"] for row in rows], max_new_tokens=MAX_NEW_TOKENS, num_samples=64,
+            candidates_at_once=ROWS_AT_ONCE, enumerate_last=True,
+        ).to_tuple()  # fmt: skip
+
+    lm, lower, upper, last = laboratory.kept("positions", (MODELS[BIT], seed, count), compute)
+    perplexities = {
+        name: (-values.nanmean(0)).exp().tolist() for name, values in (("lm", lm), ("low", upper), ("high", lower))
+    }
+    gains = {
+        side: [a - b for a, b in zip(perplexities["lm"], perplexities[side], strict=True)] for side in ("low", "high")
+    }
+    positions = range(1, len(gains["low"]) + 1)
+    axes.fill_between(positions, gains["high"], gains["low"], alpha=0.4, label="BIT, between estimates")
+    whole = ~last.isnan()
+    exact = float((-lm[whole, -1].mean()).exp() - (-last[whole].mean()).exp())
+    at_last = [float((-lm[whole, -1].mean()).exp() - (-side[whole, -1].mean()).exp()) for side in (lower, upper)]
+    axes.plot([MAX_NEW_TOKENS], [exact], "k*", label="by enumeration")
+    axes.axhline(0, color="grey", linewidth=0.5)
+    axes.set_xlabel(f"position ({count} test verses)")
+    axes.set_ylabel("perplexity gain (figure 1)")
+    axes.legend()
+    return {"gain": gains, "last": {"enumerated": exact, "estimated": at_last, "verses": int(whole.sum())}}
+
+
+def _draw_sizes(laboratory, axes) -> dict:
+    """Figure 2, left: the range by the number of samples."""
+    energies = laboratory.energies(MODELS[BIT], laboratory.scale.seeds[0], "test")
+    sizes = [2**power for power in range(1, 20) if 2**power <= energies["sampled"].shape[1]]
+    nats = energies["real"] - laboratory.log_probs(MODELS[BASE], 0, "test").nansum(1)
+    tokens = (~laboratory.log_probs(MODELS[BASE], 0, "test").isnan()).sum()
+    bounds = bounds_by_size(energies["sampled"], sizes)
+    found = {
+        side: ((nats[:, None] + values).sum(0) / tokens).exp().tolist()
+        for side, values in (("lower", bounds.lower), ("upper", bounds.upper))
+    }
+    for side, values in found.items():
+        axes.plot(sizes, values, marker="o", label=side)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("samples for each prefix")
+    axes.set_ylabel("perplexity of BIT, test (figure 2)")
+    axes.legend()
+    return {"samples": sizes, **found}
+
+
+def _drawn(laboratory) -> dict[str, list[list[int]]]:
+    """For each prefix its numbers of `DRAWS` samples: of the base model, and chosen by their weights under BIT."""
+    energies = laboratory.energies(MODELS[BIT], laboratory.scale.seeds[0], "test")["sampled"]
+    generator = torch.Generator().manual_seed(0)
+    weights = log_importance_weights(energies).exp()
+    joint = torch.multinomial(weights, DRAWS, replacement=True, generator=generator)
+    base = torch.randint(energies.shape[1], joint.shape, generator=generator)
+    return {"base LM": base.tolist(), "joint BIT": joint.tolist()}
+
+
+def _draw_ngrams(laboratory, axes) -> dict:
+    """Figure 2, right: share of different n-grams among those of one continuation of each prefix."""
+    rows, samples = laboratory.rows("test"), laboratory.samples("test")
+    real = [[row["continuation_ids"] for row in rows]]
+    sets = {"verses": real} | {
+        name: [[samples[row][own[draw]].tolist() for row, own in enumerate(chosen)] for draw in range(DRAWS)]
+        for name, chosen in _drawn(laboratory).items()
+    }
+    found = {
+        name: [sum(_unique_share(texts, n) for texts in own) / len(own) for n in (2, 3, 4)]
+        for name, own in sets.items()
+    }
+    for place, (name, shares) in enumerate(found.items()):
+        axes.bar([n + 0.25 * (place - 1) for n in (2, 3, 4)], shares, width=0.25, label=name)
+    axes.set_xticks([2, 3, 4])
+    axes.set_ylim(0.9 * min(map(min, found.values())), 100)
+    axes.set_xlabel("n")
+    axes.set_ylabel("unique n-grams, % (figure 2)")
+    axes.legend()
+    return found
+
+
+def _unique_share(texts: list[list[int]], n: int) -> float:
+    grams = [tuple(ids[at : at + n]) for ids in texts for at in range(len(ids) - n + 1)]
+    return 100 * len(set(grams)) / len(grams)
+
+
+def _draw_densities(laboratory, axes) -> dict:
+    """Figure 3: log probabilities of verses and of a model's own samples, under that model."""
+    seed = laboratory.scale.seeds[0]
+    rows, samples = laboratory.rows("test"), laboratory.samples("test")
+    energies = laboratory.energies(MODELS[BIT], seed, "test")
+    log_z = bounds_by_size(energies["sampled"], [energies["sampled"].shape[1]]).lower[:, 0]
+    real = laboratory.log_probs(MODELS[BASE], 0, "test").nansum(1)
+    found = {"base LM": {"verses": real}, "joint BIT": {"verses": real - energies["real"] - log_z}}
+    for name, chosen in _drawn(laboratory).items():
+        pairs = [(row, number) for row, own in enumerate(chosen) for number in own]
+        prefixes = [torch.tensor(rows[row]["prefix_ids"]) for row, _ in pairs]
+        after = [samples[row][number] for row, number in pairs]
+        own = lm_log_probs(laboratory.base, prefixes, after, 0, ROWS_AT_ONCE).nansum(1)
+        if name == "joint BIT":
+            own = own - torch.stack([energies["sampled"][row, number] + log_z[row] for row, number in pairs])
+        found[name]["its samples"] = own
+    result = {}
+    for name, own in found.items():
+        gap = float(own["verses"].mean() - own["its samples"].mean())
+        result[name] = {"mean of verses": float(own["verses"].mean()), "gap of means": gap}
+        for kind, values in own.items():
+            axes.hist(values.tolist(), bins=40, density=True, histtype="step", label=f"{name}: {kind}")
+    axes.set_xlabel("log probability of a continuation, nats (figure 3)")
+    axes.legend()
+    return result
