@@ -1,14 +1,22 @@
 """Sequence models that are not left-to-right: energies, exact samplers and search-aware training for Transformers.
 
-- `models`: the Transformers models (`EnergyModel`, `LSTMSeq2SeqForConditionalGeneration`).
+- `models`: the Transformers models (`EnergyModel`, `ResidualEnergyModel`, `ProductLM`,
+  `LSTMSeq2SeqForConditionalGeneration`).
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
 """
 
+from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
 from hf_ebm.models.lstm import LSTMCache, LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.models.residual import (
+    JointGenerationConfig,
+    JointGenerationOutput,
+    ResidualEnergyConfig,
+    ResidualEnergyModel,
+)
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
@@ -22,9 +30,15 @@ __all__ = [
     "EnergyConfig",
     "EnergyModel",
     "EnergyOutput",
+    "JointGenerationConfig",
+    "JointGenerationOutput",
     "LSTMCache",
     "LSTMSeq2SeqConfig",
     "LSTMSeq2SeqForConditionalGeneration",
+    "ProductLM",
+    "ProductLMConfig",
+    "ResidualEnergyConfig",
+    "ResidualEnergyModel",
     "TextEnergy",
     "soft_beam_search",
 ]

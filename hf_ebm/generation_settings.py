@@ -20,6 +20,8 @@ class GenerationSettings(GenerationConfig):
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
+    # A Trainer aligns these with its tokenizer. Here they are the model configuration's business.
+    bos_token_id = eos_token_id = pad_token_id = property(lambda self: None, lambda self, value: None)
 
     def __init__(self, **kwargs):
         # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.

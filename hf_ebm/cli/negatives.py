@@ -8,7 +8,6 @@ Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` a
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
@@ -93,7 +92,7 @@ def run(argv: list[str]) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         records.finish()
-        print(f"{len(rows)} of {count} texts have a continuation; {arguments.output}", file=sys.stderr)
+        print(f"{len(rows)} of {count} texts have a continuation; {arguments.output}")
 
 
 def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:

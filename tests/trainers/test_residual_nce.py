@@ -22,6 +22,7 @@ from tests.models.residual_models import (
     toy_lm,
     toy_residual,
 )
+from tests.models.tokenizers_for_tests import small_tokenizer
 
 ROWS = [
     {"prefix_ids": [0, 3, 4], "continuation_ids": [5, 4, 3], "negatives": [[4, END]]},
@@ -161,6 +162,19 @@ def test_checkpoints_by_reference_hold_no_language_model_and_load_again(tmp_path
     trainer = ResidualNCETrainer(make(), arguments(tmp_path / "out", max_steps=2), train_dataset=ROWS)
     trainer.train(resume_from_checkpoint=checkpoint)
     assert all(torch.equal(value, expected[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_tokenizer_goes_into_the_checkpoint_and_changes_no_setting(tmp_path):
+    tokenizer = small_tokenizer("wordpiece")
+    lm = toy_lm(len(tokenizer), dtype=torch.float32)
+    model = ResidualEnergyModel(lm, toy_encoder(vocab_size=len(tokenizer), dtype=torch.float32))
+    ends, settings = list(model.end_ids), model.generation_config.settings()
+    trainer = ResidualNCETrainer(model, arguments(tmp_path), train_dataset=ROWS, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_model()
+    again = ResidualEnergyModel.from_pretrained(tmp_path)
+    assert again.end_ids == model.end_ids == ends and again.generation_config.settings() == settings
+    assert again.lm_tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize("online", [False, True])
