@@ -48,7 +48,7 @@ class ResidualScale:
     max_train: int = 20_000
     negatives: int = 2
     held_out: int = 300
-    samples: int = 128
+    samples: int = 64
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
