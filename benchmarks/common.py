@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, XLMRobertaConfig, XLMRobertaForMaskedLM
+from transformers.utils import logging
 
 
 def bert_base() -> PreTrainedModel:
@@ -33,6 +36,30 @@ def seconds(work: Callable[[], object]) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - started
+
+
+def medians(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each, taken in turns so that a busy moment of the machine meets all of them."""
+    for work in works.values():
+        work()
+    times = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def begin_timing(description: str) -> int:
+    """Reads the command line of a timing, sets the threads, prints the machine, and returns the number of repeats."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    print(describe_machine())
+    return arguments.repeats
 
 
 def describe_machine() -> str:

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu
 
 bert-base shape, 256 chains of 32 free positions, bfloat16 and float32. Checks on the way that chains are the same for
-another token budget. Prints a line and stops where there is no card.
+another token budget. Then joint sampling of the embedded residual model, with the largest difference between energies
+there and on the CPU. Prints a line and stops where there is no card.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import time
 import torch
 from transformers.utils import logging
 
+from benchmarks import joint_sampling
 from benchmarks.common import bert_base, describe_machine, print_table
 from hf_ebm import EnergyModel
+from hf_ebm.models.residual.candidates import candidate_energies
 
 CHAINS, LENGTH = 256, 32
 
@@ -60,6 +63,18 @@ def measure(dtype: torch.dtype) -> list:
     return [str(dtype), budget, rate, peak / 1e12, rate * row_flops(model) / peak, same]
 
 
+def joint_rows():
+    """Joint sampling for each kind of encoder: tokens a second, those of the parts apart, and how energies differ."""
+    for name, model in joint_sampling.models().items():
+        rows = model.generate(num_candidates=64, max_new_tokens=32, seed=0, return_candidates=True)
+        on_cpu = rows.candidate_energies[0]
+        model.to("cuda")
+        found = joint_sampling.row_of(model, repeats=5)
+        prefix = torch.tensor([model.config.start_token_id], device="cuda")
+        there = candidate_energies(model, prefix, rows.candidates[0], 64)
+        yield [name, *found, float((there - on_cpu).abs().max())]
+
+
 def main() -> None:
     """Prints the table."""
     if not torch.cuda.is_available():
@@ -69,6 +84,7 @@ def main() -> None:
     print(describe_machine())
     header = ["dtype", "token budget", "rows/s", "matrix TFLOP/s", "share of it", "chains equal at another budget"]
     print_table(header, [measure(torch.bfloat16), measure(torch.float32)])
+    print_table([*joint_sampling.HEADER, "largest difference of energies to the CPU"], joint_rows())
 
 
 if __name__ == "__main__":

@@ -6,14 +6,10 @@ Tokens a second of `ResidualEnergyModel.generate` at n = 64, by those of the two
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 from transformers import AutoModel, GenerationConfig
-from transformers.utils import logging
 
-from benchmarks.common import describe_machine, print_table
-from benchmarks.search_training import medians
+from benchmarks.common import begin_timing, medians, print_table
 from hf_ebm.assets import KJV_MASKED_LM, load_embedded_causal
 from hf_ebm.models.residual import ResidualEnergyModel
 
@@ -33,43 +29,40 @@ def models() -> dict[str, ResidualEnergyModel]:
     }
 
 
-def time_rows(repeats: int):
-    """A row for each encoder."""
-    prefix = torch.randint(5, 4000, (1, PREFIX), generator=torch.Generator().manual_seed(0))
+def row_of(model: ResidualEnergyModel, repeats: int) -> list[float]:
+    """Milliseconds of the parts and of the whole, tokens a second, and the ratio that is bounded."""
+    device = model.lm.device
+    prefix = torch.randint(5, 4000, (1, PREFIX), generator=torch.Generator().manual_seed(0)).to(device)
     config = GenerationConfig(
         do_sample=True, top_k=0, max_new_tokens=LENGTH, num_return_sequences=CANDIDATES, pad_token_id=0, use_cache=True
     )
-    for name, model in models().items():
 
-        def sampling(model=model) -> torch.Tensor:
-            return model.lm.generate(prefix, attention_mask=torch.ones_like(prefix), generation_config=config)
+    def sampling() -> torch.Tensor:
+        return model.lm.generate(prefix, attention_mask=torch.ones_like(prefix), generation_config=config)
 
-        rows = sampling()
+    rows = sampling()
 
-        def scoring(model=model, rows=rows) -> None:
-            with torch.no_grad():
-                model(input_ids=rows, attention_mask=torch.ones_like(rows))
+    def scoring() -> None:
+        with torch.no_grad():
+            model(input_ids=rows, attention_mask=torch.ones_like(rows))
 
-        def joint(model=model) -> None:
-            model.generate(prefix, num_candidates=CANDIDATES, max_new_tokens=LENGTH, seed=0)
+    def joint() -> None:
+        model.generate(prefix, num_candidates=CANDIDATES, max_new_tokens=LENGTH, seed=0)
 
-        found = medians({"sampling": sampling, "scoring": scoring, "joint": joint}, repeats)
-        tokens, apart = CANDIDATES * LENGTH, found["sampling"] + found["scoring"]
-        yield [name, *(1e3 * seconds for seconds in found.values()), tokens / found["joint"], apart / found["joint"]]
+    found = medians({"sampling": sampling, "scoring": scoring, "joint": joint}, repeats)
+    apart = found["sampling"] + found["scoring"]
+    milliseconds = [1e3 * seconds for seconds in found.values()]
+    return [*milliseconds, CANDIDATES * LENGTH / found["joint"], apart / found["joint"]]
+
+
+HEADER = ["encoder", "sampling alone, ms", "scoring alone, ms", "joint, ms", "joint, tokens/s", "apart / joint"]
 
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    logging.set_verbosity_error()
-    print(describe_machine())
+    repeats = begin_timing(__doc__)
     print(f"{CANDIDATES} candidates of {LENGTH} tokens behind {PREFIX}")
-    header = ["encoder", "sampling alone, ms", "scoring alone, ms", "joint, ms", "joint, tokens/s", "apart / joint"]
-    print_table(header, time_rows(arguments.repeats))
+    print_table(HEADER, ([name, *row_of(model, repeats)] for name, model in models().items()))
 
 
 if __name__ == "__main__":

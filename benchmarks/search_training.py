@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
-import statistics
-from collections.abc import Callable
 
 import torch
 from transformers import BartConfig, BartForConditionalGeneration
-from transformers.utils import logging
 
-from benchmarks.common import describe_machine, print_table, seconds
+from benchmarks.common import begin_timing, medians, print_table
 from hf_ebm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.decomposable_costs import HammingCost
 from hf_ebm.objectives.token_losses import cross_entropy_sum
@@ -87,17 +83,6 @@ def beam_step(decoder: StepwiseDecoder, batch: dict, settings: SoftBeamSettings)
     direct_loss(result, settings.alpha).sum().backward()
 
 
-def medians(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns so that a busy moment of the machine meets all of them."""
-    for work in works.values():
-        work()
-    times = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, work in works.items():
-            times[name].append(seconds(work))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def time_rows(repeats: int):
     """A row for each shape and program: milliseconds, and the ratio that is bounded."""
     for name, (make, vocab_size, rows, length) in SHAPES.items():
@@ -146,15 +131,9 @@ def memory_rows():
 
 def main() -> None:
     """Prints both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    logging.set_verbosity_error()
-    print(describe_machine())
+    repeats = begin_timing(__doc__)
     print("\nForward and backward of one batch:")
-    print_table(["model", "program", "ms", "ratio"], time_rows(arguments.repeats))
+    print_table(["model", "program", "ms", "ratio"], time_rows(repeats))
     print("\nPeak memory above the model's, k = 3, V = 32,000, T = 30, B = 16:")
     print_table(["model", "checkpoint_steps", "GiB"], memory_rows())
 

@@ -6,17 +6,15 @@ same model on the same batch through the same Trainer; decoding never ends befor
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Callable
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.utils import logging
 
-from benchmarks.common import describe_machine, print_table
-from benchmarks.search_training import bart, batch_of, lstm, medians
+from benchmarks.common import begin_timing, medians, print_table
+from benchmarks.search_training import bart, batch_of, lstm
 from hf_ebm.trainers import MGSConfig, MGSTrainer
 
 CANDIDATES = 4
@@ -88,13 +86,7 @@ def time_rows(repeats: int):
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    logging.set_verbosity_error()
-    print(describe_machine())
+    repeats = begin_timing(__doc__)
     header = [
         "model",
         "likelihood step, ms",
@@ -102,7 +94,7 @@ def main() -> None:
         "search step, ms",
         "search / (likelihood + 5 decodings)",
     ]
-    print_table(header, time_rows(arguments.repeats))
+    print_table(header, time_rows(repeats))
 
 
 if __name__ == "__main__":

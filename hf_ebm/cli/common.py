@@ -25,14 +25,20 @@ EMBEDDED = "embedded"
 
 
 @dataclass
-class ModelArguments:
+class AnyModelArguments:
     """Which model, and where it runs."""
 
     model: str = field(default=EMBEDDED, metadata={"help": "Hub name, folder, or 'embedded' (the model shipped here)."})
-    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub model."})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, cuda:1, …; default: cuda if there is one."})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or float64."})
+
+
+@dataclass
+class ModelArguments(AnyModelArguments):
+    """Which masked language model, and how it is run."""
+
+    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
 
 

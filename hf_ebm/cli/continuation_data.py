@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
 from hf_ebm.assets import load_embedded_causal
-from hf_ebm.cli.common import EMBEDDED, check_columns, first_line, read_records, usable_device
+from hf_ebm.cli.common import EMBEDDED, AnyModelArguments, check_columns, first_line, read_records, usable_device
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
@@ -31,21 +31,8 @@ class ContinuationArguments:
     max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
 
 
-@dataclass
-class LanguageModelArguments:
-    """Which model, and where it runs."""
-
-    model: str = field(
-        default=EMBEDDED,
-        metadata={"help": "Hub name or folder of a causal model, or 'embedded'."},
-    )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of a Hub model."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, cuda:1, …; default: cuda if there is one."})
-    dtype: str = field(default="float32", metadata={"help": "float32, bfloat16, float16 or float64."})
-
-
 def load_language_model(
-    which: LanguageModelArguments, local_rank: int = 0
+    which: AnyModelArguments, local_rank: int = 0
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal or a residual model in evaluation mode on its device, and the tokenizer of its language model."""
     dtype, device = usable_device(which, local_rank)

@@ -14,10 +14,9 @@ from datetime import timedelta
 import torch
 from accelerate import PartialState
 
-from hf_ebm.cli.common import check_writable, parse
+from hf_ebm.cli.common import AnyModelArguments, check_writable, parse
 from hf_ebm.cli.continuation_data import (
     ContinuationArguments,
-    LanguageModelArguments,
     check_positive,
     load_language_model,
     read_continuations,
@@ -46,7 +45,7 @@ class NegativesArguments:
 def run(argv: list[str]) -> None:
     """Samples for the texts that the output doesn't hold yet."""
     arguments, data, which = parse(
-        [NegativesArguments, ContinuationArguments, LanguageModelArguments], argv, "negatives", __doc__
+        [NegativesArguments, ContinuationArguments, AnyModelArguments], argv, "negatives", __doc__
     )
     _check(arguments, data)
     patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}

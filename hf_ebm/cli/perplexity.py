@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from hf_ebm.cli.common import check_writable, parse, to_json, write_records
+from hf_ebm.cli.common import AnyModelArguments, check_writable, parse, to_json, write_records
 from hf_ebm.cli.continuation_data import (
     ContinuationArguments,
-    LanguageModelArguments,
     check_positive,
     load_language_model,
     read_continuations,
@@ -38,7 +37,7 @@ class PerplexityArguments:
 def run(argv: list[str]) -> None:
     """Evaluates, and prints."""
     arguments, data, which = parse(
-        [PerplexityArguments, ContinuationArguments, LanguageModelArguments], argv, "perplexity", __doc__
+        [PerplexityArguments, ContinuationArguments, AnyModelArguments], argv, "perplexity", __doc__
     )
     check_positive(candidates_at_once=arguments.candidates_at_once, max_rows=data.max_rows)
     if min(arguments.num_samples) < 2:
