@@ -11,8 +11,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
+from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 
 
@@ -39,8 +40,7 @@ class ResidualNCEConfig(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be 1 or more, got {self.max_new_tokens}")
+        check_whole(1, max_new_tokens=self.max_new_tokens)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
         self.remove_unused_columns = False
@@ -66,6 +66,7 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
     def __init__(self, model=None, args=None, **kwargs):
         kwargs.setdefault("data_collator", collate_rows)
         super().__init__(model=model, args=args, **kwargs)
+        self._evaluated = 0  # batches of the present evaluation
         self._noise: dict[bool, list[tuple[Tensor, int]]] = {True: [], False: []}
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -97,6 +98,7 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
             [torch.cat(row) for own in (real, generated) for row in zip(prefixes, own, strict=True)]
         )
         energies = model(input_ids=ids, attention_mask=mask).energy
+        check_energies(energies.detach().view(2, -1).T)
         energy_real, energy_generated = energies.chunk(2)
         of_real, of_generated = noise_contrastive_loss(energy_real, energy_generated)
         rows = torch.tensor(len(prefixes), device=energies.device)
@@ -119,7 +121,13 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
     def _batch_seed(self) -> int:
         if self.model.training:
             return self.next_batch_seed(self.accelerator.process_index)
-        return self.args.seed  # an evaluation is the same each time
+        self._evaluated += 1  # an evaluation is the same each time, but no two batches of it have the same noise
+        return hash((self.args.seed, self._evaluated, self.accelerator.process_index)) % 2**63
+
+    def evaluation_loop(self, *args, **kwargs):
+        """The objective, averaged over rows."""
+        self._evaluated = 0
+        return super().evaluation_loop(*args, **kwargs)
 
     def _sample(self, residual: ResidualEnergyModel, prefixes: list[Tensor], seed: int) -> list[Tensor]:
         proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids), residual.config.lm_pad_token_id)
@@ -147,6 +155,9 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
 def collate_rows(rows: list[dict]) -> dict[str, Tensor]:
     """Rows of lists of ids as padded tensors with their lengths: ids (B, T), negatives (B, n, T)."""
     batch = {}
+    for number, row in enumerate(rows):
+        if "prefix_ids" not in row or "continuation_ids" not in row:
+            raise ValueError(f"rows must have prefix_ids and continuation_ids, got {', '.join(row)} in row {number}")
     for name in ("prefix", "continuation"):
         ids = [torch.as_tensor(row[f"{name}_ids"], dtype=torch.long) for row in rows]
         batch[f"{name}_ids"] = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)

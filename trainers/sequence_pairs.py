@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, own_generation_config
 from hf_ebm.objectives.completions import (
     completion_log_probs,
     ends_at,
@@ -33,19 +32,6 @@ def encoder_inputs(inputs: dict) -> dict:
 def decoding_length(targets: Sequence[torch.Tensor], ratio: float) -> int:
     """The most tokens that are decoded for a batch: `ratio` times its longest target."""
     return math.ceil(ratio * max(map(len, targets)))
-
-
-@contextmanager
-def own_generation_config(model: nn.Module, config: GenerationConfig):
-    """`config` in place of the model's own inside, which `generate` would take what `config` leaves open from."""
-    owners = [(module, module.generation_config) for module in model.modules() if "generation_config" in vars(module)]
-    for module, _ in owners:
-        module.generation_config = config
-    try:
-        yield
-    finally:
-        for module, own in owners:
-            module.generation_config = own
 
 
 class SequencePairs:

@@ -106,7 +106,7 @@ class ResidualLaboratory:
 
     def _split(self, verses: list[str]) -> list[dict]:
         end = self.tokenizer.sep_token_id
-        return split_continuations(verses, self.tokenizer, end, PREFIX_TOKENS, MAX_NEW_TOKENS)
+        return split_continuations(verses, self.tokenizer, [end], PREFIX_TOKENS, MAX_NEW_TOKENS)
 
     def model(self, recipe: ResidualRecipe, seed: int) -> PreTrainedModel:
         """The trained model, from the folder if it is there."""

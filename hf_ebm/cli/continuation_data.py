@@ -12,8 +12,11 @@ from hf_ebm.assets import load_embedded_causal
 from hf_ebm.cli.common import EMBEDDED, AnyModelArguments, check_columns, first_line, read_records, usable_device
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.probes import is_causal
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 from hf_ebm.models.special_tokens import special_ids
+from hf_ebm.models.weights import refuse_missing_weights
 
 
 @dataclass
@@ -48,7 +51,12 @@ def load_language_model(
         else:
             if type(config) not in AutoModelForCausalLM._model_mapping:
                 raise ValueError(f"model {which.model!r} of the type {config.model_type!r} is no causal language model")
-            model = AutoModelForCausalLM.from_pretrained(which.model, dtype=dtype, trust_remote_code=False, **where)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                which.model, dtype=dtype, trust_remote_code=False, output_loading_info=True, **where
+            )
+            refuse_missing_weights(which.model, info)
+            if not is_causal(model):
+                raise ValueError(f"model {which.model!r} sees the tokens behind the one it predicts; it is not causal")
             tokenizer = own_tokenizer(which.model, **where)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {which.model!r} cannot be loaded: {first_line(error)}") from error
@@ -65,9 +73,16 @@ def _config(name: str, where: dict) -> PreTrainedConfig:
 
 
 def read_continuations(
-    arguments: ContinuationArguments, tokenizer: PreTrainedTokenizerBase, end_ids: list[int]
+    arguments: ContinuationArguments, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> tuple[list[dict], int]:
-    """Rows of `split_continuations`, and how many texts were read."""
+    """Rows of `split_continuations` that the language model has ids and positions for, and how many texts were read."""
+    end_ids, lm = special_tokens(model)[0], model.lm if isinstance(model, ResidualEnergyModel) else model
+    limit, size = max_length(lm), lm.get_input_embeddings().weight.shape[0]
+    if limit is not None and arguments.prefix_tokens + arguments.max_new_tokens > limit:
+        raise ValueError(
+            f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
+            f"{arguments.prefix_tokens} and {arguments.max_new_tokens}"
+        )
     records = read_records(arguments.input, arguments.text_column)[: arguments.max_rows]
     check_columns(arguments.input, records, [arguments.text_column], [])
     texts = [record[arguments.text_column] for record in records]
@@ -76,14 +91,17 @@ def read_continuations(
             raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
     if not arguments.fragments and not end_ids:
         raise ValueError("fragments must be given: the model has no end token")
-    end_id = end_ids[0] if end_ids else -1
     rows = split_continuations(
-        texts, tokenizer, end_id, arguments.prefix_tokens, arguments.max_new_tokens, not arguments.fragments
+        texts, tokenizer, end_ids, arguments.prefix_tokens, arguments.max_new_tokens, not arguments.fragments
     )
     if not rows:
         raise ValueError(
             f"{arguments.input}: none of {len(texts)} texts has a continuation behind {arguments.prefix_tokens} tokens"
         )
+    for row in rows:
+        largest = max(row["prefix_ids"] + row["continuation_ids"])
+        if largest >= size:
+            raise ValueError(f"model: its tokenizer has the id {largest}, the model has embeddings for {size}")
     return rows, len(texts)
 
 

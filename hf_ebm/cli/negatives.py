@@ -7,6 +7,8 @@ Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` a
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -23,7 +25,6 @@ from hf_ebm.cli.continuation_data import (
     special_tokens,
 )
 from hf_ebm.cli.run_records import RunRecords
-from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
@@ -56,14 +57,9 @@ def run(argv: list[str]) -> None:
     if isinstance(lm, ResidualEnergyModel):
         raise ValueError(f"model {which.model!r} is a residual model; negatives are of its language model")
     end_ids, pad_id = special_tokens(lm)
-    rows, count = read_continuations(data, tokenizer, end_ids)
-    limit = max_length(lm)
-    if limit is not None and data.prefix_tokens + data.max_new_tokens > limit:
-        raise ValueError(
-            f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
-            f"{data.prefix_tokens} and {data.max_new_tokens}"
-        )
+    rows, count = read_continuations(data, tokenizer, lm)
     recipe = {"command": "negatives", **asdict(arguments), **asdict(data), **asdict(which), "rows": len(rows)}
+    recipe["texts"] = hashlib.sha256(json.dumps(rows).encode()).hexdigest()  # other texts under the same name
     for name in ("output", "device", "max_rows"):
         del recipe[name]
     records = RunRecords(arguments.output, recipe, ("row",))
@@ -102,8 +98,10 @@ def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:
         num_negatives=arguments.num_negatives, texts_at_once=arguments.texts_at_once, top_k=arguments.top_k,
         max_rows=data.max_rows,
     )  # fmt: skip
-    if not 0 < arguments.temperature < float("inf"):
-        raise ValueError(f"temperature must be above 0, got {arguments.temperature}")
+    if not 1e-6 <= arguments.temperature < float("inf"):
+        raise ValueError(f"temperature must be a number from 0.000001 up, got {arguments.temperature}")
+    if not arguments.output.lower().endswith((".jsonl", ".ndjson", ".parquet")):
+        raise ValueError(f"output must end in .jsonl or .parquet, got {arguments.output!r}")
     if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
         raise ValueError(f"top_p must be above 0 and up to 1, got {arguments.top_p}")
     if arguments.seed < 0:

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> None:
     if arguments.output is not None:
         check_writable(arguments.output)
     model, tokenizer = load_language_model(which)
-    rows, count = read_continuations(data, tokenizer, special_tokens(model)[0])
+    rows, count = read_continuations(data, tokenizer, model)
     summary = {"model": which.model, "texts": count, "rows": len(rows)}
     describe = _residual if isinstance(model, ResidualEnergyModel) else _causal
     found, records = describe(model, rows, arguments, data)

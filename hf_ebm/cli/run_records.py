@@ -28,7 +28,7 @@ class RunRecords:
         self.recipe, self.key_fields = json.loads(to_json(recipe)), key_fields
         self.printed: list[dict] | None = [] if output == "-" else None
         self.output = Path(output)
-        self.is_parquet = output.endswith(".parquet")
+        self.is_parquet = output.lower().endswith(".parquet")
         self.lines = self.output.with_name(self.output.name + ".partial.jsonl") if self.is_parquet else self.output
         self.recipe_file = self.output.with_name(self.output.name + ".run.json")
         self._known: set[tuple[int, ...]] = set()

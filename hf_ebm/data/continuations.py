@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 def split_continuations(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    end_id: int,
+    end_ids: Sequence[int],
     prefix_tokens: int,
     max_new_tokens: int,
     ends: bool = True,
@@ -21,7 +21,7 @@ def split_continuations(
     that a residual model is a distribution over. Texts with nothing but their end behind the prefix are left out.
 
     Args:
-        end_id: put behind a text if the tokenizer doesn't.
+        end_ids: the language model's end tokens; the first is put behind a text.
         prefix_tokens: tokens of the prefix, those that the tokenizer puts before a text among them.
         ends: whether a text is whole; the end of a fragment is not marked, and it must fill `max_new_tokens`.
 
@@ -31,18 +31,20 @@ def split_continuations(
     for name, value in (("prefix_tokens", prefix_tokens), ("max_new_tokens", max_new_tokens)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 up, got {value!r}")
+    if ends and not end_ids:
+        raise ValueError("end_ids must hold an end token for texts that end, got none")
     rows = []
-    for number, (text, ids) in enumerate(zip(texts, tokenizer(list(texts), verbose=False)["input_ids"], strict=True)):
-        while ids and ids[-1] == end_id:
+    encoded = tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
+    for number, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+        while ids and ids[-1] in end_ids:
             ids = ids[:-1]
         body = ids[prefix_tokens:]
-        if end_id in body:
-            raise ValueError(
-                f"texts: row {number} holds {tokenizer.convert_ids_to_tokens(end_id)!r}, which ends a text"
-            )
+        for token in ids[1:]:  # the first may be a start token that is an end token as well
+            if token in end_ids:
+                raise ValueError(f"texts: row {number} holds {tokenizer.convert_ids_to_tokens(token)!r}, an end token")
         needed = 1 if ends else max_new_tokens
         if len(body) >= needed:
-            continuation = [*body, end_id] if ends else body
+            continuation = [*body, end_ids[0]] if ends else body
             rows.append(
                 {"text": text, "prefix_ids": ids[:prefix_tokens], "continuation_ids": continuation[:max_new_tokens]}
             )

@@ -9,11 +9,25 @@ def max_length(model: nn.Module) -> int | None:
     """The longest sequence the model has positions for, `None` where its configuration states no limit."""
     config = model.config.get_text_config(decoder=True) if hasattr(model.config, "get_text_config") else model.config
     limits = [getattr(config, "max_position_embeddings", None)]
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if name.endswith("embeddings.position_embeddings") and weight is not None and weight.dim() == 2:
-            # Positions of RoBERTa's kind start after the padding index.
-            padding = getattr(module, "padding_idx", None)
-            limits.append(len(weight) - (0 if padding is None else padding + 1))
+    # Positions of RoBERTa's kind start after the padding index.
+    limits += [
+        len(table.weight) - (0 if (p := _padding(table)) is None else p + 1) for table in _position_tables(model)
+    ]
     stated = [limit for limit in limits if limit and limit > 0]
     return min(stated) if stated else None
+
+
+def counts_padding(model: nn.Module) -> bool:
+    """Whether positions of the model are of RoBERTa's kind: it counts them itself, from the ids, after padding."""
+    return any(_padding(table) is not None for table in _position_tables(model))
+
+
+def _position_tables(model: nn.Module) -> list[nn.Module]:
+    named = (
+        (name, module) for name, module in model.named_modules() if name.endswith("embeddings.position_embeddings")
+    )
+    return [module for _, module in named if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+
+
+def _padding(table: nn.Module) -> int | None:
+    return getattr(table, "padding_idx", None)

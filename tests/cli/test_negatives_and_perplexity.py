@@ -10,7 +10,7 @@ import datasets
 import pandas as pd
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
@@ -65,6 +65,14 @@ def folders(tmp_path_factory):
     model.save_pretrained(folder / "residual")
     ProductLM(lm, language_model(tokenizer, 1)).save_pretrained(folder / "product")
     tokenizer.save_pretrained(folder / "product")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    BertLMHeadModel(config).save_pretrained(folder / "mlm")
+    state = {name: value for name, value in lm.state_dict().items() if "mlp.c_fc" not in name}
+    lm.save_pretrained(folder / "torn", state_dict=state)
+    for name in ("mlm", "torn"):
+        tokenizer.save_pretrained(folder / name)
     return folder
 
 
@@ -111,6 +119,17 @@ def test_a_half_written_output_is_completed_and_another_is_refused(folders, whol
     with pytest.raises(SystemExit):
         run(*negatives(folders, output, "--top_k", "5"))
     assert sorted(read(output), key=lambda record: record["row"]) == whole
+
+
+def test_other_texts_under_the_same_name_are_another_run(folders, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    arguments = [texts if argument == folders / "texts.txt" else argument
+                 for argument in negatives(folders, tmp_path / "out.jsonl")]  # fmt: skip
+    run(*arguments)
+    texts.write_text("\n".join(reversed(TEXTS)) + "\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        run(*arguments)
 
 
 KILLED = """
@@ -211,10 +230,21 @@ def test_rerank_with_a_residual_model(folders, tmp_path):
     [
         (["perplexity", "--num_samples", "1"], "num_samples must be 2 or more"),
         (["perplexity", "--prefix_tokens", "0"], "prefix_tokens must be a whole number from 1 up, got 0"),
-        (["perplexity", "--prefix_tokens", "50"], "none of 30 texts has a continuation behind 50 tokens"),
+        (
+            ["perplexity", "--prefix_tokens", "20", "--max_new_tokens", "4"],
+            "none of 30 texts has a continuation behind",
+        ),
+        (["perplexity", "--prefix_tokens", "50"], "must be at most 24 together"),
+        (["perplexity", "--input", "{tmp}/empty.txt", *SIZES], "none of 0 texts has a continuation"),
+        (["perplexity", "--model", "{models}/mlm"], "sees the tokens behind the one it predicts"),
+        (["perplexity", "--model", "{models}/torn"], "has no weights for"),
+        (["negatives", "--output", "{tmp}/o.csv"], "output must end in .jsonl or .parquet"),
         (["negatives", "--output", "-"], "output must be a file"),
         (["negatives", "--output", "{tmp}/o.jsonl", "--top_p", "2"], "top_p must be above 0 and up to 1, got 2.0"),
-        (["negatives", "--output", "{tmp}/o.jsonl", "--temperature", "0"], "temperature must be above 0, got 0.0"),
+        (
+            ["negatives", "--output", "{tmp}/o.jsonl", "--temperature", "0"],
+            "temperature must be a number from 0.000001 up, got 0.0",
+        ),
         (["negatives", "--output", "{tmp}/o.jsonl", "--num_negatives", "0"], "num_negatives must be 1 or more, got 0"),
         (
             ["negatives", "--output", "{tmp}/o.jsonl", "--prefix_tokens", "3", "--max_new_tokens", "30"],
@@ -228,7 +258,9 @@ def test_mistakes_are_reported_in_a_line(folders, tmp_path, capsys, arguments, m
     arguments = [argument.format(tmp=tmp_path, models=folders) for argument in arguments]
     defaults = [] if "--model" in arguments else ["--model", folders / "lm"]
     sizes = [] if "--prefix_tokens" in arguments or "--max_new_tokens" in arguments else SIZES
+    (tmp_path / "empty.txt").write_text("")
+    source = [] if "--input" in arguments else ["--input", folders / "texts.txt"]
     with pytest.raises(SystemExit):
-        run(*arguments, *defaults, *sizes, "--input", folders / "texts.txt")
+        run(*arguments, *defaults, *sizes, *source)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

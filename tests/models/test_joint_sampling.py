@@ -4,8 +4,9 @@ import logging as python_logging
 
 import pytest
 import torch
+import transformers as tf
 
-from hf_ebm.models.residual import JointGenerationConfig
+from hf_ebm.models.residual import JointGenerationConfig, ResidualEnergyModel
 from hf_ebm.models.residual import candidates as candidates_module
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from tests.causal_families import tiny_causal
@@ -20,6 +21,7 @@ from tests.models.residual_models import (
     exact_log_probs,
     frequencies,
     total_variation_limit,
+    toy_encoder,
     toy_lm,
     toy_residual,
 )
@@ -65,6 +67,27 @@ def test_warps_are_those_that_are_asked_for(warp):
         expected[order[:kept]] = logits[order[:kept]].softmax(-1)
     shares = torch.bincount(first, minlength=VOCAB) / len(first)
     assert float((shares - expected).abs().sum() / 2) < 0.03
+
+
+def test_generation_settings_of_the_language_model_do_not_leak_in():
+    lm = toy_lm()
+    lm.generation_config.update(repetition_penalty=20.0, num_return_sequences=2, num_beams=2, no_repeat_ngram_size=1)
+    kept = lm.generation_config
+    drawn = sample_continuations(lm, [PREFIX], 6000, PROPOSAL, seed=1, rows_at_once=500)[0]
+    assert len(drawn) == 6000 and lm.generation_config is kept and kept.repetition_penalty == 20.0
+    log_probs = exact_log_probs(lm, PREFIX)
+    assert distance(drawn, log_probs) < total_variation_limit(log_probs.exp(), 6000)
+
+
+def test_models_with_states_that_cannot_be_repeated_run_without_sharing():
+    torch.manual_seed(0)
+    config = tf.Mamba2Config(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4,
+        expand=2, chunk_size=4, bos_token_id=0, eos_token_id=END, pad_token_id=PAD,
+    )  # fmt: skip
+    model = ResidualEnergyModel(tf.Mamba2ForCausalLM(config).eval(), toy_encoder(dtype=torch.float32)).eval()
+    assert not candidates_module.can_share_prefix(model.lm)
+    assert len(continuations_of(model.generate([[3, 4, 0]], num_candidates=4, max_new_tokens=3, seed=0))) == 1
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "opt", "gpt_neox"])
@@ -194,7 +217,6 @@ def test_settings_are_saved_and_checked(tmp_path):
         ({"top_p": 1.5}, "top_p must be a number above 0 and up to 1, got 1.5"),
         ({"temperature": 0}, "temperature must be a number from 0.000001 up, got 0"),
         ({"method": "best"}, "method must be one of 'resampling', 'stepwise', got 'best'"),
-        ({"method": "stepwise", "top_k": 5}, "top_k has no effect with method 'stepwise'"),
         ({"num_beams": 4}, "unknown generation settings: num_beams"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -214,6 +236,9 @@ def test_settings_are_saved_and_checked(tmp_path):
         (dict(input_ids=[[3]], attention_mask=torch.ones(1, 1)), "attention_mask is for a tensor"),
         (dict(input_ids=[[3]], colour="red"), "unknown generation settings: colour"),
         (dict(input_ids=[[3]], method="stepwise", return_candidates=True), "return_candidates has no meaning"),
+        (dict(input_ids=[[3]], method="stepwise", top_k=3), "top_k has no effect with method 'stepwise'"),
+        (dict(input_ids=[[3.5]]), r"prefixes: row 0 must be a list of ids, got \[3.5\]"),
+        (dict(input_ids=["text"]), "prefixes: row 0 must be a list of ids, got 'text'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_any_work(arguments, message, monkeypatch):
@@ -247,6 +272,21 @@ def test_nan_energies_name_the_candidate():
     model.encoder.embeddings.word_embeddings.weight.data[5] = torch.nan
     with pytest.raises(ValueError, match=r"prompt 0, candidate: energies: row [0-9]+ has the energy nan"):
         model.generate([[0, 3]], num_candidates=64, max_new_tokens=3, seed=0)
+
+
+def test_infinite_energies_everywhere_name_the_prompt():
+    model = toy_residual()
+    model.head.bias.data.fill_(torch.inf)
+    for settings in (dict(), dict(method="stepwise", num_rollouts=2)):
+        with pytest.raises(ValueError, match=r"prompt 0, .*infinite energy"):
+            model.generate([[0, 3]], num_samples=1, max_new_tokens=3, seed=0, **settings)
+
+
+def test_saved_settings_of_resampling_do_not_hinder_stepwise_sampling():
+    model = toy_residual()
+    model.generation_config.top_k = 3
+    output = model.generate([[0, 3]], method="stepwise", stepwise_top_k=2, num_rollouts=2, max_new_tokens=2, seed=0)
+    assert output.sequences.shape[0] == 1
 
 
 def test_parts_on_different_devices_are_refused():

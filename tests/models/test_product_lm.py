@@ -66,6 +66,54 @@ def test_generation_follows_its_own_logits():
     assert together[0, 3 : 3 + len(ends)].tolist() == ends
 
 
+def test_models_that_count_positions_after_padding_are_left_to_do_so():
+    torch.manual_seed(0)
+    config = tf.RobertaConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        is_decoder=True, pad_token_id=2, max_position_embeddings=30,
+    )  # fmt: skip
+    model = ProductLM.from_lm(tf.RobertaForCausalLM(config).eval()).eval()
+    row = torch.tensor([[0, 5, 6, 7]])
+    alone = model(input_ids=row).logits
+    torch.testing.assert_close(model(input_ids=row, attention_mask=torch.ones_like(row)).logits, alone)
+    padded = torch.tensor([[2, 2, 0, 5, 6, 7]])
+    found = model(input_ids=padded, attention_mask=(padded != 2).long()).logits[:, 2:]
+    torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_accumulation_changes_no_gradient(tmp_path):
+    rows = [{"input_ids": [0, 3, 4, 5], "attention_mask": [1] * 4, "labels": [-100, 3, 4, 5]}] * 4
+    found = []
+    for size, steps in ((4, 1), (1, 4)):
+        model = ProductLM(toy_lm(dtype=torch.float32), toy_lm(seed=3, dtype=torch.float32))
+        args = tf.TrainingArguments(
+            str(tmp_path), max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=steps,
+            optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, max_grad_norm=0.0,
+        )  # fmt: skip
+        tf.Trainer(model, args, train_dataset=rows).train()
+        found.append(model.residual.state_dict())
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_checkpoints_without_all_weights_are_refused(tmp_path):
+    toy_lm().save_pretrained(tmp_path / "lm")
+    with pytest.raises(ValueError, match="has no weights for"):
+        ProductLM.from_pretrained(tmp_path / "lm")
+
+
+def test_other_models_are_refused():
+    lm = toy_lm()
+    with pytest.raises(ValueError, match="must have one data type"):
+        ProductLM(lm, toy_lm(seed=3, dtype=torch.float32))
+    with pytest.raises(ValueError, match="must not share weights"):
+        ProductLM(lm, lm)
+    with pytest.raises(ValueError, match="residual must be a causal language model, got NoneType"):
+        ProductLM(lm)
+    with pytest.raises(ValueError, match="resize both language models"):
+        product().resize_token_embeddings(9)
+
+
 def test_different_vocabularies_are_refused():
     with pytest.raises(ValueError, match="must have one vocabulary, got 6 and 9 ids"):
         ProductLM(toy_lm(), toy_lm(9))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as tf
 from safetensors import safe_open
+from tokenizers import processors
 
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 from hf_ebm.models.residual.candidates import candidate_energies
@@ -44,11 +45,19 @@ def test_only_causal_encoders_share_a_prefix(family):
     assert can_share_prefix(toy_lm())
 
 
-def test_a_small_bidirectional_encoder_is_not_taken_for_a_causal_one():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fresh_bidirectional_encoder_is_not_taken_for_a_causal_one(dtype):
     # Weights as they are initialized: what stands behind hardly matters yet.
     torch.manual_seed(0)
-    config = tf.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    assert not can_share_prefix(tf.BertModel(config).eval())
+    shape = dict(vocab_size=50, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    for model in (
+        tf.BertModel(tf.BertConfig(**shape)),
+        tf.ModernBertModel(tf.ModernBertConfig(**shape, pad_token_id=0)),
+    ):
+        model = model.eval()
+        assert not can_share_prefix(model)
+        assert not can_share_prefix(model.to(dtype))
+    assert can_share_prefix(toy_lm(dtype=torch.float32).to(dtype))
 
 
 def test_equal_candidates_are_computed_once_and_a_shared_prefix_once(monkeypatch):
@@ -161,6 +170,36 @@ def test_a_model_by_reference_without_its_language_model_says_so(parts):
         ResidualEnergyModel(config).generate([[3]])
 
 
+def test_types_of_a_model_by_reference_are_kept_apart(parts):
+    lm = toy_lm(len(small_tokenizer("wordpiece")), dtype=torch.float32).half()
+    lm.save_pretrained(parts / "half")
+    model = ResidualEnergyModel(
+        lm, toy_encoder("bert", lm.config.vocab_size, torch.float32), lm_reference=parts / "half"
+    )
+    model.save_pretrained(parts / "both")
+    again = ResidualEnergyModel.from_pretrained(parts / "both")
+    assert (again.lm.dtype, again.encoder.dtype, again.dtype) == (torch.float16, torch.float32, torch.float32)
+    assert same_weights(model, again)
+    other = ResidualEnergyModel.from_pretrained(parts / "both", dtype=torch.bfloat16)
+    assert (other.lm.dtype, other.encoder.dtype) == (torch.bfloat16, torch.bfloat16)
+    other.save_pretrained(parts / "other")
+    assert ResidualEnergyModel.from_pretrained(parts / "other").lm.dtype == torch.bfloat16
+    mixed = toy_residual(dtype=torch.float32)
+    mixed.lm.half()
+    with pytest.raises(ValueError, match="must have one data type to be saved together"):
+        mixed.save_pretrained(parts / "mixed")
+
+
+def test_a_moved_reference_says_what_to_do(parts):
+    model = ResidualEnergyModel.from_lm_and_encoder(parts / "lm", parts / "encoder", keep_lm="reference")
+    model.save_pretrained(parts / "both")
+    (parts / "lm").rename(parts / "moved")
+    with pytest.raises(ValueError, match=r"lm_reference: the language model .* cannot be loaded; if it was moved"):
+        ResidualEnergyModel.from_pretrained(parts / "both")
+    again = ResidualEnergyModel.from_pretrained(parts / "both", lm_reference=str(parts / "moved"))
+    assert same_weights(model, again)
+
+
 def test_missing_weights_are_never_made_up(tmp_path, parts):
     model = toy_residual(dtype=torch.float32)
     model.save_pretrained(tmp_path / "whole")
@@ -220,6 +259,19 @@ def test_incomplete_characters_become_replacement_characters():
     assert "\ufffd" in retokenize.text(ids[:1])
 
 
+def test_an_encoder_tokenizer_without_frame_shows_ends_and_takes_empty_texts():
+    tokenizer, other = small_tokenizer("wordpiece"), small_tokenizer("bytes")
+    other._tokenizer.post_processor = processors.ByteLevel()  # as GPT-2's: nothing stands around a text
+    other.eos_token = "</s>"
+    retokenize = Retokenizer(tokenizer, other, [tokenizer.sep_token_id])
+    cat = tokenizer("cat", add_special_tokens=False)["input_ids"]
+    stopped, ended, empty = retokenize(
+        [torch.tensor(cat), torch.tensor([*cat, tokenizer.sep_token_id]), torch.tensor([tokenizer.cls_token_id])]
+    )
+    assert ended.tolist() == [*stopped.tolist(), other.eos_token_id]
+    assert len(empty) == 1
+
+
 def test_a_model_with_two_tokenizers_scores_saves_and_samples(tmp_path):
     tokenizer, other = small_tokenizer("wordpiece"), small_tokenizer("bytes")
     torch.manual_seed(0)
@@ -246,7 +298,7 @@ def test_other_kinds_of_models_are_refused():
     lm, encoder = toy_lm(), toy_encoder()
     with pytest.raises(ValueError, match="lm must be a causal language model"):
         ResidualEnergyModel(encoder, encoder)
-    with pytest.raises(ValueError, match="encoder must give hidden states"):
+    with pytest.raises(ValueError, match="encoder must be what AutoModel makes"):
         ResidualEnergyModel(lm, toy_lm())
     with pytest.raises(ValueError, match="encoder must be a model"):
         ResidualEnergyModel(lm, torch.nn.Linear(2, 2))
@@ -257,6 +309,30 @@ def test_other_kinds_of_models_are_refused():
         ResidualEnergyModel(lm, tf.FNetModel(config).double())
     with pytest.raises(ValueError, match="vocabularies differ"):
         ResidualEnergyModel(lm, toy_encoder(vocab_size=9))
+
+
+def test_encoders_that_would_not_come_back_or_depend_on_padding_are_refused():
+    lm = toy_lm()
+    config = toy_encoder().config
+    with pytest.raises(ValueError, match="what AutoModel makes of an encoder"):
+        ResidualEnergyModel(lm, tf.BertForTokenClassification(config).double())
+    with pytest.raises(ValueError, match="what AutoModel makes of an encoder"):
+        ResidualEnergyModel(lm, tf.T5EncoderModel(tf.T5Config(vocab_size=VOCAB, d_model=16, num_layers=1)).double())
+    conv = tf.ConvBertConfig(
+        vocab_size=VOCAB, hidden_size=32, embedding_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=32, conv_kernel_size=3, num_groups=1, head_ratio=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="depend on how far a row is padded"):
+        ResidualEnergyModel(toy_lm(), tf.ConvBertModel(conv).double().eval())
+    with pytest.raises(ValueError, match="must not share weights"):
+        ResidualEnergyModel(lm, lm.transformer)
+    with pytest.raises(ValueError, match="sees the tokens behind the one it predicts"):
+        ResidualEnergyModel(tf.BertLMHeadModel(config).double(), toy_encoder())
+    with pytest.raises(ValueError, match="resize language model and encoder before"):
+        toy_residual().resize_token_embeddings(9)
+    with_pooler = tf.BertModel(config).double()
+    model = ResidualEnergyModel(lm, with_pooler)
+    assert model.encoder.pooler is None and not any("pooler" in name for name in model.state_dict())
 
 
 def test_configuration_alone_makes_a_fresh_model():
@@ -286,4 +362,6 @@ def test_scores_are_joint_energies_and_rerank(parts):
         model.score(texts, tokenizer, prefixes=[prefix])
     with pytest.raises(ValueError, match="row 1 has no token"):
         model.score(["a", ""], tokenizer, ended=False)
+    with pytest.raises(ValueError, match="row 0 holds the end token"):
+        model.score([f"a {tokenizer.sep_token} b"], tokenizer)
     assert math.isfinite(float(model.score([""], tokenizer).energy))  # the end alone

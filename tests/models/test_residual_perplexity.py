@@ -104,8 +104,8 @@ def test_log_probs_of_a_language_model_do_not_depend_on_the_batch(toy):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(num_samples=1), "num_samples must be 2 or more, got 1"),
-        (dict(num_samples=[1, 10]), "num_samples must be 2 or more"),
+        (dict(num_samples=1), "num_samples must be a whole number from 2 up, got 1"),
+        (dict(num_samples=[1, 10]), "num_samples must be a whole number from 2 up, got 1"),
         (dict(continuations=[[3, 4]]), "row 0 must end with an end token"),
         (dict(continuations=[[3, END, 4]]), "row 0 must end with an end token"),
         (dict(continuations=[[3, 4, 5, 3]]), "row 0 has 4 tokens, must have 1 to 3"),

@@ -111,6 +111,25 @@ def test_the_language_model_is_not_touched_and_evaluation_is_the_objective(tmp_p
         assert found[f"eval_{name}"] == pytest.approx(value, rel=1e-5)
 
 
+def test_an_online_evaluation_is_repeatable_and_has_noise_of_its_own_in_each_batch(tmp_path):
+    model, rows = toy_residual(), [{"prefix_ids": [0, 3], "continuation_ids": [4, 4, 4]}] * 40
+    args = arguments(tmp_path, online=True, per_device_eval_batch_size=4)
+    trainer = ResidualNCETrainer(model, args, train_dataset=rows, eval_dataset=rows)
+    first, encode, seen = trainer.evaluate(), model.encoder_rows, []
+    model.encoder_rows = lambda all_rows: (
+        seen.extend(map(tuple, (r.tolist() for r in all_rows[4:]))) or encode(all_rows)
+    )
+    again = trainer.evaluate()
+    assert again["eval_loss"] == first["eval_loss"] and len(seen) == 40 and len(set(seen)) > 8
+
+
+def test_nan_energies_name_the_row(tmp_path):
+    model = toy_residual()
+    model.encoder.embeddings.word_embeddings.weight.data[2] = torch.nan
+    with pytest.raises(ValueError, match=r"energies: row [0-9], [01] has the energy nan"):
+        ResidualNCETrainer(model, arguments(tmp_path), train_dataset=ROWS[:4]).train()
+
+
 def test_negatives_are_chosen_at_random_and_again_the_same(tmp_path):
     rows = [{**ROWS[0], "negatives": [[token, END] for token in (0, 2, 3, 4, 5)]}] * 200
     seen = []
@@ -239,7 +258,7 @@ def test_rows_that_cannot_be_are_refused(tmp_path, rows, changes, message):
 def test_other_models_and_settings_are_refused(tmp_path):
     with pytest.raises(ValueError, match="model must be a ResidualEnergyModel, got GPT2LMHeadModel"):
         ResidualNCETrainer(toy_lm(), arguments(tmp_path), train_dataset=ROWS)
-    with pytest.raises(ValueError, match="max_new_tokens must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_new_tokens must be a whole number from 1 up, got 0"):
         arguments(tmp_path, max_new_tokens=0)
     with pytest.raises(ValueError, match="label_smoothing_factor must be 0"):
         arguments(tmp_path, label_smoothing_factor=0.1)

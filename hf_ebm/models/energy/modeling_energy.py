@@ -16,6 +16,7 @@ from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
+from hf_ebm.models.weights import refuse_missing_weights
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
@@ -115,7 +116,7 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
     def _from_saved(cls, name, args, overrides: dict, processing_class, kwargs: dict):
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
-        _refuse_missing_weights(name, info["missing_keys"])
+        refuse_missing_weights(name, info)
         if processing_class is not None:
             overrides = token_roles(processing_class, model.vocab_size) | overrides
         for field, value in overrides.items():
@@ -141,7 +142,7 @@ class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
         check_masked_lm_config(config)
         wants_info = kwargs.pop("output_loading_info", False)
         mlm, info = AutoModelForMaskedLM.from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
-        _refuse_missing_weights(name, info["missing_keys"])
+        refuse_missing_weights(name, info)
         if processing_class is None:
             processing_class = own_tokenizer(name, **hub, **remote_code)
         roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
@@ -230,14 +231,6 @@ def _checked_fields(fields: dict) -> dict:
     if unknown:
         raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(_FIELDS)}")
     return fields
-
-
-def _refuse_missing_weights(name, missing: list[str]) -> None:
-    """Weights a checkpoint lacks would be random. (Contacts and pooling play no part in an energy.)"""
-    needed = sorted(key for key in missing if "contact_head" not in key and "pooler" not in key)
-    if needed:
-        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
-        raise ValueError(f"{name}: the checkpoint has no weights for {shown}; an energy of random weights is none")
 
 
 def _vocab_size(mlm: PreTrainedModel) -> int:

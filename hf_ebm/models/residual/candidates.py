@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, own_generation_config
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
@@ -34,7 +34,7 @@ class Proposal(NamedTuple):
     top_p: float | None = None
 
     def generation_config(self) -> GenerationConfig:
-        """For `generate`: nothing but what is said here."""
+        """For `generate`: nothing but what is said here, so that it must stand in place of the model's own as well."""
         return GenerationConfig(
             do_sample=True,
             temperature=float(self.temperature),
@@ -67,7 +67,7 @@ def sample_continuations(
     by_length: dict[int, list[int]] = {}
     for row, prefix in enumerate(prefixes):
         by_length.setdefault(len(prefix), []).append(row)
-    with seeded(seed, lm.device), evaluation_mode(lm):
+    with seeded(seed, lm.device), evaluation_mode(lm), own_generation_config(lm, proposal.generation_config()):
         for _, rows in sorted(by_length.items()):
             together = max(1, rows_at_once // count)
             for at in range(0, len(rows), together):

@@ -16,7 +16,8 @@ class ResidualEnergyConfig(PreTrainedConfig):
             they are saved with the model.
         lm_revision: branch, tag or commit of that reference.
         lm_fingerprint: SHA-256 of the referenced weights, so that others in their place are noticed.
-        lm_dtype: the data type they were used in.
+        lm_reference_dtype: the data type that checksum is of.
+        lm_dtype: the data type the referenced language model is used in.
         end_token_ids: tokens that end a continuation.
         start_token_id: the token an empty prefix is made of, if there is one.
         lm_pad_token_id: what stands behind the end of the language model's rows.
@@ -34,6 +35,7 @@ class ResidualEnergyConfig(PreTrainedConfig):
     lm_reference: str | None = None
     lm_revision: str | None = None
     lm_fingerprint: str | None = None
+    lm_reference_dtype: str | None = None
     lm_dtype: str | None = None
     end_token_ids: list[int] | None = None
     start_token_id: int | None = None

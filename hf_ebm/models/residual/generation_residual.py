@@ -74,10 +74,6 @@ class JointGenerationConfig(GenerationSettings):
         self._check_whole("seed", 0)
         self._check_number("temperature", lambda v: 1e-6 <= v < float("inf"), "a number from 0.000001 up")
         self._check_number("top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
-        if self.method == "stepwise":
-            for name in ("num_candidates", "temperature", "top_k", "top_p"):
-                if getattr(self, name) not in (None, _DEFAULTS[name]):
-                    raise ValueError(f"{name} has no effect with method 'stepwise', so setting it contradicts it")
 
 
 @dataclass
@@ -144,8 +140,10 @@ class JointGenerationMixin(SettingsGenerationMixin):
                 f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}"
             )
         config = (generation_config or JointGenerationConfig()).resolved(self.generation_config, overrides)
-        if return_candidates and config.method == "stepwise":
-            raise ValueError("return_candidates has no meaning with method 'stepwise', which draws no candidates")
+        if config.method == "stepwise":
+            _check_stepwise(
+                {**(generation_config.settings() if generation_config else {}), **overrides}, return_candidates
+            )
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         prompts = [[]] if input_ids is None else input_ids
@@ -198,11 +196,24 @@ class JointGenerationMixin(SettingsGenerationMixin):
         settings = StepwiseSettings(
             config.max_new_tokens, config.stepwise_top_k, config.num_rollouts, config.candidates_at_once
         )
-        samples = [
-            sample_stepwise(self, prefix, settings, stream_seed(config.seed, row, number)).cpu()
-            for number in range(config.num_samples)
-        ]
-        return {"samples": samples, "energies": candidate_energies(self, prefix, samples, config.candidates_at_once)}
+        try:
+            samples = [
+                sample_stepwise(self, prefix, settings, stream_seed(config.seed, row, number)).cpu()
+                for number in range(config.num_samples)
+            ]
+            energies = candidate_energies(self, prefix, samples, config.candidates_at_once)
+        except ValueError as error:
+            raise ValueError(f"prompt {row}, rollout: {error}") from error
+        return {"samples": samples, "energies": energies}
+
+
+def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
+    """Raises `ValueError` for settings of this call that say nothing there; the model's own are for resampling."""
+    if return_candidates:
+        raise ValueError("return_candidates has no meaning with method 'stepwise', which draws no candidates")
+    for name in ("num_candidates", "temperature", "top_k", "top_p"):
+        if given.get(name) not in (None, _DEFAULTS[name]):
+            raise ValueError(f"{name} has no effect with method 'stepwise', so giving it contradicts it")
 
 
 def stream_seed(seed: int, *key: int) -> int:

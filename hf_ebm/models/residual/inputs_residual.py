@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.position_limits import max_length
 
 
@@ -40,9 +41,7 @@ def check_prefixes(model, prefixes: Sequence[Tensor | Sequence[int]], max_new_to
     limits = [(name, max_length(part)) for name, part in parts]
     found = []
     for row, prefix in enumerate(prefixes):
-        ids = torch.as_tensor(prefix, dtype=torch.long, device=model.lm.device)
-        if ids.dim() != 1:
-            raise ValueError(f"prefixes: row {row} must be a list of ids, got the shape {tuple(ids.shape)}")
+        ids = _as_ids(prefix, f"prefixes: row {row}", model.lm.device)
         if not len(ids):
             if model.config.start_token_id is None:
                 raise ValueError(
@@ -71,7 +70,7 @@ def check_continuations(model, continuations: Sequence, max_new_tokens: int, cou
     ends, size = set(model.end_ids), model.lm.get_input_embeddings().weight.shape[0]
     found = []
     for row, continuation in enumerate(continuations):
-        ids = torch.as_tensor(continuation, dtype=torch.long, device=model.lm.device)
+        ids = _as_ids(continuation, f"continuations: row {row}", model.lm.device)
         own = ids.tolist()
         if not own or len(own) > max_new_tokens:
             raise ValueError(f"continuations: row {row} has {len(own)} tokens, must have 1 to {max_new_tokens}")
@@ -83,6 +82,24 @@ def check_continuations(model, continuations: Sequence, max_new_tokens: int, cou
         check_ids(ids, size, f"continuations: row {row}")
         found.append(ids)
     return found
+
+
+def check_whole(least: int, **values) -> None:
+    """Raises `ValueError` for a value that is no whole number from `least` up, naming its argument."""
+    for name, value in values.items():
+        if not is_whole(value) or value < least:
+            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
+
+
+def _as_ids(values, place: str, device: torch.device) -> Tensor:
+    try:
+        ids = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        ids = None
+    empty = ids is not None and ids.numel() == 0
+    if ids is None or ids.dim() != 1 or not (empty or ids.dtype in (torch.int64, torch.int32, torch.int16)):
+        raise ValueError(f"{place} must be a list of ids, got {values!r}")
+    return ids.to(device, torch.long)
 
 
 def check_ids(ids: Tensor, size: int, place: str) -> None:

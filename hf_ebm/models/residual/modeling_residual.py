@@ -23,11 +23,13 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.probes import hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
 from hf_ebm.models.special_tokens import special_ids
+from hf_ebm.models.weights import refuse_missing_weights
 from hf_ebm.objectives.completions import pad_right
 
 _ENCODER_TOKENIZER = "encoder_tokenizer"  # a folder beside the weights; the language model's lies with them
@@ -96,6 +98,8 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
             config, given = _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision), True
             super().__init__(config)
         self.lm, self.encoder = lm, encoder
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler = None  # it plays no part, and would not be loaded again
         self.head = nn.Linear(config.encoder_config.hidden_size, 1, dtype=encoder.dtype if given else None)
         for module in (*self.lm.modules(), *self.encoder.modules()) if given else ():
             module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
@@ -159,37 +163,51 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
             )
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
-        _refuse_missing(name, info["missing_keys"])
+        refuse_missing_weights(name, info)
         if model.config.lm_reference is not None:
             model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
         model.lm_tokenizer = own_tokenizer(str(name), **hub)
         if model.config.retokenize:
-            model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": _ENCODER_TOKENIZER})
+            folder = "/".join(filter(None, [hub.get("subfolder"), _ENCODER_TOKENIZER]))
+            model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
         model._freeze_lm()
         return (model, info) if wants_info else model
 
     def _attach_referenced_lm(self, dtype, token) -> None:
         config = self.config
         revision = {"revision": config.lm_revision} if config.lm_revision else {}
-        # In the type it was used in first: a checksum is of bytes.
-        lm = _loaded(
-            AutoModelForCausalLM.from_pretrained,
-            config.lm_reference,
-            dtype=getattr(torch, config.lm_dtype),
-            token=token,
-            **revision,
-        )
+        try:
+            # In the type of the checksum first: it is of bytes.
+            lm = _loaded(
+                AutoModelForCausalLM.from_pretrained,
+                config.lm_reference,
+                dtype=getattr(torch, config.lm_reference_dtype),
+                token=token,
+                **revision,
+            )
+        except OSError as error:
+            raise ValueError(
+                f"lm_reference: the language model {config.lm_reference!r} cannot be loaded; if it was moved, give "
+                "from_pretrained its new place as lm_reference"
+            ) from error
         if fingerprint(lm) != config.lm_fingerprint:
             raise ValueError(
                 f"lm_reference: the weights of {config.lm_reference!r} are not those the energy was made for; give "
                 "lm_revision when you join the models, or keep the language model by value"
             )
-        self.lm = lm.to(self.encoder.device) if dtype in (None, "auto") else lm.to(self.encoder.device, self.dtype)
+        in_use = getattr(torch, config.lm_dtype) if dtype in (None, "auto") else self.dtype
+        self.lm = lm.to(self.encoder.device, in_use)
         self.config.text_config = lm.config
         self._freeze_lm()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another."""
+        if self.config.lm_reference is None and self.lm.dtype != self.dtype:
+            raise ValueError(
+                f"lm and encoder must have one data type to be saved together, got {self.lm.dtype} and {self.dtype}"
+            )
+        if self.config.lm_reference is not None and self.lm is not None:
+            self.config.lm_dtype = _name(self.lm.dtype)
         super().save_pretrained(save_directory, *args, **kwargs)
         if self.lm_tokenizer is not None:
             self.lm_tokenizer.save_pretrained(save_directory)
@@ -257,7 +275,17 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
     @property
     def encoder_pad_id(self) -> int:
         """What stands behind the end of the encoder's rows."""
-        return next(iter([*special_ids(self.encoder, "pad_token_id"), *special_ids(self.encoder, "eos_token_id")]), 0)
+        return _valid_id(self.encoder, "pad_token_id", "eos_token_id")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of encoder and head; the language model's is `.lm.dtype`."""
+        return self.encoder.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of encoder and head, and of the language model where it can be used."""
+        return self.encoder.device
 
     def _freeze_lm(self) -> None:
         if self.lm is None:
@@ -274,6 +302,10 @@ class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoring
             self.lm._init_weights(module)
         else:
             self.encoder._init_weights(module)
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        """Refused: there are two vocabularies. Raises `ValueError`, always."""
+        raise ValueError("resize_token_embeddings: resize language model and encoder before they are joined")
 
     def get_input_embeddings(self):
         return self.encoder.get_input_embeddings()
@@ -305,13 +337,21 @@ def _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_re
         encoder_config=encoder.config.to_dict(),
         end_token_ids=ends,
         start_token_id=next(iter(special_ids(lm, "bos_token_id")), None),
-        lm_pad_token_id=next(iter([*special_ids(lm, "pad_token_id"), *ends]), 0),
+        lm_pad_token_id=_valid_id(lm, "pad_token_id", "eos_token_id"),
         retokenize=retokenize,
     )
     if lm_reference is not None:
-        config.lm_reference, config.lm_revision = str(lm_reference), lm_revision
-        config.lm_fingerprint, config.lm_dtype = fingerprint(lm), str(lm.dtype).removeprefix("torch.")
+        # A folder by its whole path: a relative one would name another in another working directory.
+        folder = Path(lm_reference).is_dir()
+        config.lm_reference = str(Path(lm_reference).resolve() if folder else lm_reference)
+        config.lm_revision = lm_revision
+        config.lm_fingerprint, config.lm_reference_dtype = fingerprint(lm), _name(lm.dtype)
+        config.lm_dtype = config.lm_reference_dtype
     return config
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_models(lm, encoder) -> None:
@@ -320,27 +360,45 @@ def _check_models(lm, encoder) -> None:
             f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
             f"{type(lm).__name__}"
         )
+    if not is_causal(lm):
+        raise ValueError(f"lm must be causal; {type(lm).__name__} sees the tokens behind the one it predicts")
     if not isinstance(encoder, PreTrainedModel):
         raise ValueError(f"encoder must be a model that gives hidden states (AutoModel), got {type(encoder).__name__}")
-    if getattr(encoder.config, "is_encoder_decoder", False) or encoder.get_output_embeddings() is not None:
-        raise ValueError(
-            f"encoder must give hidden states, got {type(encoder).__name__}, which has a head or a decoder; load it "
-            "with AutoModel"
-        )
+    name, made = type(encoder).__name__, AutoModel._model_mapping.get(type(encoder.config), ())
+    if type(encoder) not in (made if isinstance(made, tuple) else (made,)) or encoder.config.is_encoder_decoder:
+        raise ValueError(f"encoder must be what AutoModel makes of an encoder, without a head or a decoder; got {name}")
     if "attention_mask" not in inspect.signature(encoder.forward).parameters:
+        raise ValueError(f"encoder: {name} takes no attention mask, so its energies would depend on padding")
+    size = hidden_size_if_padding_is_ignored(encoder, _valid_id(encoder, "pad_token_id"))
+    if size is None:
+        raise ValueError(f"encoder: hidden states of {name} depend on how far a row is padded, and so would energies")
+    if size != getattr(encoder.config, "hidden_size", None):
         raise ValueError(
-            f"encoder: {type(encoder).__name__} takes no attention mask, so its energies would depend on padding"
+            f"encoder: {name} gives hidden states of size {size}, its configuration says "
+            f"{getattr(encoder.config, 'hidden_size', None)}"
         )
-    if not isinstance(getattr(encoder.config, "hidden_size", None), int):
-        raise ValueError(f"encoder: the configuration of {type(encoder).__name__} has no hidden_size")
+    if share_parameters(lm, encoder):
+        raise ValueError("lm and encoder must not share weights, as only the encoder is trained; copy.deepcopy one")
+
+
+def _valid_id(model: PreTrainedModel, *names: str) -> int:
+    """The first of these special tokens that the model has an embedding for, else 0."""
+    size = model.get_input_embeddings().weight.shape[0]
+    return next((i for name in names for i in special_ids(model, name) if 0 <= i < size), 0)
 
 
 def _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer) -> bool:
     """Whether rows go through text."""
-    if lm_tokenizer is not None and encoder_tokenizer is not None:
-        return not same_vocabulary(lm_tokenizer, encoder_tokenizer)
+    tokenizers = lm_tokenizer is not None and encoder_tokenizer is not None
+    if tokenizers and not same_vocabulary(lm_tokenizer, encoder_tokenizer):
+        return True
     sizes = [model.get_input_embeddings().weight.shape[0] for model in (lm, encoder)]
-    if sizes[0] != sizes[1]:
+    if tokenizers and sizes[0] > sizes[1]:
+        raise ValueError(
+            f"encoder must have embeddings for every id of the language model, got {sizes[1]} for {sizes[0]}; resize "
+            "it with resize_token_embeddings"
+        )
+    if not tokenizers and sizes[0] != sizes[1]:
         raise ValueError(
             f"lm_tokenizer and encoder_tokenizer must both be given: lm has {sizes[0]} embeddings and encoder "
             f"{sizes[1]}, so their vocabularies differ"
@@ -361,16 +419,8 @@ def _encoder_of(load, config, *args, **kwargs) -> PreTrainedModel:
 
 def _loaded(load, name, **kwargs) -> PreTrainedModel:
     model, info = load(str(name), output_loading_info=True, **kwargs)
-    _refuse_missing(name, info["missing_keys"])
+    refuse_missing_weights(name, info)
     return model
-
-
-def _refuse_missing(name, missing) -> None:
-    """Weights that a checkpoint lacks would be random."""
-    needed = sorted(key for key in missing if "pooler" not in key)
-    if needed:
-        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
-        raise ValueError(f"{name}: the checkpoint has no weights for {shown}, which would be random")
 
 
 AutoConfig.register(ResidualEnergyConfig.model_type, ResidualEnergyConfig)

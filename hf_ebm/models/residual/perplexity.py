@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
 from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import (
@@ -99,9 +99,12 @@ def residual_perplexity(
         ValueError: before any work, naming the row, for rows that are no such continuations or too long, and for fewer
             than two samples; for NaN energies when they appear.
     """
-    sizes = sorted({num_samples} if isinstance(num_samples, int) else set(num_samples))
-    if not sizes or sizes[0] < 2:
-        raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
+    sizes = [num_samples] if not isinstance(num_samples, (list, tuple)) else list(num_samples) or [0]
+    for size in sizes:
+        check_whole(2, num_samples=size)
+    check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
+    check_whole(0, seed=seed)
+    sizes = sorted(set(sizes))
     before = check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
@@ -112,13 +115,14 @@ def residual_perplexity(
         drawn = sample_continuations(model.lm, [before[row]], sizes[-1], proposal, seeds, candidates_at_once)[0]
         try:
             own = candidate_energies(model, before[row], [after[row].cpu(), *drawn], candidates_at_once)
+            size = effective_sample_size(log_importance_weights(own[1:]))
         except ValueError as error:
             raise ValueError(f"row {row}, candidate: {error}") from error
         bounds = bounds_by_size(own[None, 1:], sizes)
         energy.append(own[0])
         lower.append(bounds.lower[0])
         upper.append(bounds.upper[0])
-        sample_sizes.append(effective_sample_size(log_importance_weights(own[1:])))
+        sample_sizes.append(size)
     return ResidualPerplexity(
         num_samples=torch.tensor(sizes),
         lm_log_prob=table.nansum(1),
@@ -179,8 +183,9 @@ def position_log_probs(
     Args: as for `residual_perplexity`; `num_samples` for each position; `enumerate_last` runs the whole vocabulary
         through the encoder for each row that is stopped at `max_new_tokens`.
     """
-    if num_samples < 2:
-        raise ValueError(f"num_samples must be 2 or more, got {num_samples}")
+    check_whole(2, num_samples=num_samples)
+    check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
+    check_whole(0, seed=seed)
     before = check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)

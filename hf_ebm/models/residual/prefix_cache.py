@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.probes import close, is_causal
+
 
 def prefix_cache(model: PreTrainedModel, prefixes: Tensor) -> tuple[DynamicCache, Tensor]:
     """The cache after prefixes (B, P) without padding, and the model's first output for them."""
@@ -25,23 +28,25 @@ def repeated(cache: DynamicCache, times: int) -> DynamicCache:
 
 @torch.no_grad()
 def can_share_prefix(model: PreTrainedModel) -> bool:
-    """Whether the model computes the same through a cache: it is causal, and has such a cache. Tried once, and kept."""
-    if "_hf_ebm_shares_prefix" not in model.__dict__:
-        model.__dict__["_hf_ebm_shares_prefix"] = _try_sharing(model)
-    return model.__dict__["_hf_ebm_shares_prefix"]
+    """Whether the model computes the same through a cache: it is causal, and has one whose rows can be repeated.
+
+    Tried once for each data type, and kept.
+    """
+    kept = model.__dict__.setdefault("_hf_ebm_shares_prefix", {})
+    if model.dtype not in kept:
+        kept[model.dtype] = is_causal(model) and _caches(model)
+    return kept[model.dtype]
 
 
-def _try_sharing(model: PreTrainedModel) -> bool:
+def _caches(model: PreTrainedModel) -> bool:
     size = model.get_input_embeddings().weight.shape[0]
     row = torch.arange(1, 5, device=model.device)[None] % size
-    mask = torch.ones_like(row)
-    try:
-        whole = model(input_ids=row, attention_mask=mask)[0]
-        cache, before = prefix_cache(model, row[:, :2])
-        cached = model(input_ids=row[:, 2:], attention_mask=mask, cache=cache, use_cache=True)[0]
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
-        return False
-    together = torch.cat([before, cached], 1)
-    # A bidirectional encoder that knows a cache differs as much as a row's end matters to its beginning.
-    error = torch.finfo(whole.dtype).eps ** 0.75 * float(whole.abs().max())
-    return together.shape == whole.shape and float((together - whole).abs().max()) <= error
+    rows, mask = row.repeat(2, 1), torch.ones_like(row.repeat(2, 1))
+    with evaluation_mode(model):
+        whole = model(input_ids=rows, attention_mask=mask)[0]
+        try:
+            cache, before = prefix_cache(model, row[:, :2])
+            cached = model(input_ids=rows[:, 2:], attention_mask=mask, cache=repeated(cache, 2), use_cache=True)[0]
+        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+            return False  # whatever a model without such a cache raises
+    return close(torch.cat([before.repeat(2, 1, 1), cached], 1), whole)

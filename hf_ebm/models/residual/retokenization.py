@@ -16,11 +16,13 @@ class Retokenizer:
 
     - special tokens of the language model (start, padding, …) are left out; the encoder's own stand around the text;
     - the encoder's closing tokens stand only behind a row that ended with an end token, so that a finished row and one
-      that was stopped differ;
+      that was stopped differ; for a tokenizer without closing tokens it is its end token, if it has one;
+    - a row without text is the encoder's start, end or padding token;
     - unknown tokens become the encoder's unknown token;
     - bytes that form no character become U+FFFD, as the language model's tokenizer decodes them.
 
-    Rows with the same text, and the same ending, have the same energy, however the language model spells them.
+    A text that spells a special token of the encoder is read as that token. Rows with the same text, and the same
+    ending, have the same energy, however the language model spells them.
 
     Args:
         lm_tokenizer: of the language model.
@@ -38,15 +40,20 @@ class Retokenizer:
         self.end_ids = set(end_ids)
         self._dropped = (set(lm_tokenizer.all_special_ids) - {lm_tokenizer.unk_token_id}) | self.end_ids
         self._closing = _closing_tokens(encoder_tokenizer)
+        some = (encoder_tokenizer.bos_token_id, encoder_tokenizer.eos_token_id, encoder_tokenizer.pad_token_id)
+        self._empty = next((token for token in some if token is not None), 0)
 
     def __call__(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Rows of encoder ids, on the CPU, for rows of the language model's ids, each with at least one token."""
         ids = self.encoder_tokenizer([self.text(row.tolist()) for row in rows], verbose=False)["input_ids"]
         found = []
         for row, own in zip(rows, ids, strict=True):
-            if self._closing and not (len(row) and int(row[-1]) in self.end_ids):
+            ended = len(row) > 0 and int(row[-1]) in self.end_ids
+            if self._closing and not ended:
                 own = own[: -self._closing]
-            found.append(torch.tensor(own, dtype=torch.long))
+            elif not self._closing and ended and self.encoder_tokenizer.eos_token_id is not None:
+                own = [*own, self.encoder_tokenizer.eos_token_id]
+            found.append(torch.tensor(own or [self._empty], dtype=torch.long))
         return found
 
     def text(self, ids: Sequence[int]) -> str:

@@ -72,6 +72,11 @@ class ResidualScoringMixin(RerankMixin):
         end = self.end_ids[:1] if ended else []
         found = [torch.tensor([*ids, *end]) for ids in plain_ids(tokenizer, rows)] if rows else []
         for row, ids in enumerate(found):
+            inner = set(ids[: len(ids) - len(end)].tolist()) & set(self.end_ids)
+            if inner:
+                raise ValueError(
+                    f"texts: row {row} holds the end token {tokenizer.convert_ids_to_tokens(min(inner))!r}"
+                )
             if not len(ids):
                 raise ValueError(f"texts: row {row} has no token, and ended is False")
         starts = prompt_encoder(tokenizer, end[0] if end else -1)(before) if rows else []

@@ -69,6 +69,8 @@ def sample_stepwise(model, prefix: Tensor, settings: StepwiseSettings, seed: int
             model, prefix, starts, settings.num_rollouts, settings.max_new_tokens, step_seed, settings.rows_at_once
         )
         log_z = torch.stack([(-own).logsumexp(0) - math.log(len(own)) for own in energies])
+        if bool((log_z == -math.inf).all()):
+            raise ValueError(f"energies: everything that may follow {chosen.tolist()} has infinite energy")
         weights = (best.values.cpu() + log_z).softmax(-1)
         token = best.indices[int(torch.multinomial(weights, 1, generator=generator))]
         chosen = torch.cat([chosen, token[None]])

@@ -1,0 +1,62 @@
+"""What a model does, found out by trying it on a few tokens: whether it is causal, and whether padding changes it.
+
+Lists of families would have to be kept, and settings (`is_decoder`, attention kinds) change what a family does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_ebm.model_modes import evaluation_mode
+
+
+@torch.no_grad()
+def is_causal(model: PreTrainedModel) -> bool:
+    """Whether what stands behind a token leaves its output the same."""
+    row, mask = _tokens(model), torch.ones_like(_tokens(model))
+    other = row.clone()
+    other[0, -1] = (other[0, -1] + 1) % _vocab_size(model)
+    with evaluation_mode(model):
+        first, second = (model(input_ids=ids, attention_mask=mask)[0][:, :-1] for ids in (row, other))
+    # A bidirectional model before training differs by little, so no more is allowed than the order of a sum can make;
+    # half precision would hide as much, but there two passes of one shape are equal.
+    allowed = 16 * torch.finfo(first.dtype).eps * float(first.abs().max())
+    half = first.dtype in (torch.float16, torch.bfloat16)
+    return torch.equal(first, second) if half else float((first - second).abs().max()) <= allowed
+
+
+@torch.no_grad()
+def hidden_size_if_padding_is_ignored(encoder: PreTrainedModel, pad_id: int) -> int | None:
+    """The size of an encoder's hidden states, `None` if those of a row depend on how far it is padded."""
+    row = _tokens(encoder)
+    padded = torch.cat([row, torch.full_like(row, pad_id)], 1)
+    mask = torch.ones_like(padded)
+    mask[:, row.shape[1] :] = 0
+    with evaluation_mode(encoder):
+        alone = encoder(input_ids=row, attention_mask=torch.ones_like(row))[0]
+        among = encoder(input_ids=padded, attention_mask=mask)[0]
+    if alone.dim() != 3 or among.shape[:2] != padded.shape:
+        return None
+    return alone.shape[-1] if close(among[:, : row.shape[1]], alone) else None
+
+
+def close(first: Tensor, second: Tensor) -> bool:
+    """Whether two outputs differ by rounding at most, by their data type."""
+    error = torch.finfo(second.dtype).eps ** 0.6 * float(second.abs().max().clamp(min=1e-3))
+    return first.shape == second.shape and float((first - second).abs().max()) <= error
+
+
+def share_parameters(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two models have a parameter in common."""
+    own = {id(parameter) for parameter in first.parameters()}
+    return any(id(parameter) in own for parameter in second.parameters())
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    return model.get_input_embeddings().weight.shape[0]
+
+
+def _tokens(model: PreTrainedModel) -> Tensor:
+    return torch.arange(1, 6, device=model.device)[None] % _vocab_size(model)
