@@ -88,7 +88,8 @@ def test_accumulation_changes_no_gradient(tmp_path):
         model = ProductLM(toy_lm(dtype=torch.float32), toy_lm(seed=3, dtype=torch.float32))
         args = tf.TrainingArguments(
             str(tmp_path), max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=steps,
-            optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, max_grad_norm=0.0,
+            optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+            max_grad_norm=0.0,
         )  # fmt: skip
         tf.Trainer(model, args, train_dataset=rows).train()
         found.append(model.residual.state_dict())
