@@ -106,6 +106,7 @@ def test_the_table_and_figures_of_residual_models_run(residual_laboratory, tmp_p
     for name, runs in report.rows.items():
         assert set(runs) == set(report.columns) - (set() if "joint" in name else {"ESS, %"})
         for split in ("validation", "test"):
+            assert len(runs[f"{split} lower"]) == (2 if "joint" in name else 1)
             for low, high in zip(runs[f"{split} lower"], runs[f"{split} upper"], strict=True):
                 assert low <= high and (low < high) == ("joint" in name)
     assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0, 0.0]

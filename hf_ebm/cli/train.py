@@ -6,13 +6,6 @@ tokenizer, the state of the trainer and the metrics, which are printed too, as o
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from pathlib import Path
-
-import datasets
-from accelerate import PartialState
 from datasets import DatasetDict
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -20,11 +13,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
-    set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
-from hf_ebm.cli.common import first_line, parse, to_json
+from hf_ebm.cli import train_residual
+from hf_ebm.cli.common import first_line, parse
 from hf_ebm.cli.training_costs import ScorerArguments, check_lengths, check_targets, longest_decoded, scorer_cost
 from hf_ebm.cli.training_data import DataArguments, first_rows, load_pairs
 from hf_ebm.cli.training_metrics import LOWER_IS_BETTER, GenerationMetrics, metric_names
@@ -40,6 +32,7 @@ from hf_ebm.cli.training_models import (
     padding_tokenizer,
     pretrained,
 )
+from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokenizer
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.trainers import (
@@ -74,6 +67,7 @@ OBJECTIVES = {
     "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer, "the expected cost of sampled sequences"),
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
 }
+RESIDUAL = "residual-nce"
 
 
 def run(argv: list[str]) -> None:
@@ -81,10 +75,16 @@ def run(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: hf-ebm train OBJECTIVE [options]   (hf-ebm train OBJECTIVE --help lists them)\n")
         print("\n".join(f"  {name:18} {description}" for name, (_, _, description) in OBJECTIVES.items()))
-        print("\nThe last three train causal models too, the others sequence-to-sequence models alone.")
+        print(f"  {RESIDUAL:18} {train_residual.DESCRIPTION}")
+        print("\nmgs, minimum-risk and policy-gradient train sequence-to-sequence and causal models, those before them")
+        print("sequence-to-sequence models alone.")
+        return
+    if argv[0] == RESIDUAL:
+        train_residual.run(argv[1:])
         return
     if argv[0] not in OBJECTIVES:
-        raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, and come first, got {argv[0]!r}")
+        known = ", ".join([*OBJECTIVES, RESIDUAL])
+        raise ValueError(f"objective must be one of {known}, and come first, got {argv[0]!r}")
     config_class, trainer_class, description = OBJECTIVES[argv[0]]
     arguments = [ModelArguments, DataArguments, config_class]
     about = f"{description}. Evaluation generates up to the length of the longest target, if not told another length."
@@ -96,10 +96,7 @@ def run(argv: list[str]) -> None:
         )
     which, data, config, *scorer = parse(arguments, argv[1:], f"train {argv[0]}", about)
     scorer_model = scorer[0].scorer_model if scorer else None
-    with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints its logs; standard output is for the result
-        metrics = _train(which, data, config, trainer_class, scorer_model)
-    if config.process_index == 0:
-        print(to_json(metrics))
+    print_metrics(config, lambda: _train(which, data, config, trainer_class, scorer_model))
 
 
 def _train(
@@ -112,14 +109,9 @@ def _train(
     evaluate = config.do_eval  # the Trainer sets it with eval_strategy
     _check(config, data.task, evaluate, scorer_model)
     decoding = _generation_config(config)
-    checkpoint = _checkpoint(config)
+    checkpoint = output_checkpoint(config)
     settings = fresh_settings(which, data.task)
-    if config.process_index != 0 or not sys.stderr.isatty():  # bars are for people
-        config.disable_tqdm = True
-        datasets.disable_progress_bars()
-    datasets.disable_caching()  # encoded rows would be left beside the data
-    PartialState().wait_for_everyone()  # nobody fills the folder before everybody has looked into it
-    set_seed(config.seed)
+    begin(config)
     for_cost = isinstance(config, TaskLossConfig)
     model, tokenizer, pairs = _load(which, data, settings, evaluate, for_cost, checkpoint)
     padding, end_id, cost = tokenizer, None, None
@@ -154,15 +146,7 @@ def _train(
         data_collator=DataCollatorForSeq2Seq(padding), processing_class=tokenizer, compute_metrics=compute_metrics,
         **({"cost": cost} if for_cost else {}),
     )  # fmt: skip
-    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-    trainer.save_model()
-    trainer.save_metrics("train", metrics)
-    if evaluate:
-        found = trainer.evaluate()
-        trainer.save_metrics("eval", found)
-        metrics = {**metrics, **found}
-    trainer.save_state()
-    return metrics
+    return run_trainer(trainer, checkpoint, evaluate)
 
 
 def _load(
@@ -216,29 +200,6 @@ def _generation_config(config: SearchAwareConfig) -> GenerationConfig | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"generation_config: {name!r} cannot be loaded: {first_line(error)}") from error
     return config.generation_config
-
-
-def _checkpoint(config: SearchAwareConfig) -> str | None:
-    """The checkpoint to go on from. Raises `ValueError` if there is none, or the output has to be empty and isn't."""
-    output, given = Path(config.output_dir), config.resume_from_checkpoint
-    there = next(parent for parent in (output, *output.resolve().parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"output_dir: {output} cannot be written; {there} is not a folder or not writable")
-    if given is None or given.lower() == "false":
-        if output.exists() and any(output.iterdir()):
-            raise ValueError(
-                f"output_dir: {output} is not empty; choose another folder, or go on from its last checkpoint with "
-                "--resume_from_checkpoint last"
-            )
-        return None
-    if given.lower() in ("true", "last"):
-        checkpoint = get_last_checkpoint(output) if output.exists() else None
-        if checkpoint is None:
-            raise ValueError(f"resume_from_checkpoint: there is no checkpoint in {output}")
-        return checkpoint
-    if not (Path(given) / "trainer_state.json").exists():
-        raise ValueError(f"resume_from_checkpoint must be 'last' or the folder of a checkpoint, got {given!r}")
-    return given
 
 
 def _check_aligned(model: PreTrainedModel, encoded: DatasetDict) -> None:

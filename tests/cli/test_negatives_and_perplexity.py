@@ -60,6 +60,8 @@ def folders(tmp_path_factory):
     lm.save_pretrained(folder / "lm")
     tokenizer.save_pretrained(folder / "lm")
     encoder = toy_encoder("bert", len(tokenizer), torch.float32)
+    encoder.save_pretrained(folder / "encoder")
+    tokenizer.save_pretrained(folder / "encoder")
     model = ResidualEnergyModel(lm, encoder, lm_tokenizer=tokenizer, encoder_tokenizer=tokenizer)
     model.head.weight.data.normal_()
     model.save_pretrained(folder / "residual")
@@ -264,3 +266,26 @@ def test_mistakes_are_reported_in_a_line(folders, tmp_path, capsys, arguments, m
         run(*arguments, *defaults, *sizes, *source)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_residual_model_is_trained_and_read_again(folders, tmp_path, capsys):
+    run(*negatives(folders, tmp_path / "rows.jsonl"))
+    capsys.readouterr()
+    arguments = ["--lm", folders / "lm", "--encoder", folders / "encoder", "--keep_lm", "reference", "--train_file",
+                 tmp_path / "rows.jsonl", "--eval_file", tmp_path / "rows.jsonl", "--do_eval", "--max_new_tokens", "4",
+                 "--max_steps", "3", "--report_to", "none", "--use_cpu"]  # fmt: skip
+    run("train", "residual-nce", *arguments, "--output_dir", tmp_path / "out")
+    metrics = json.loads(capsys.readouterr().out)
+    assert {"train_loss", "eval_loss", "eval_accuracy_real", "eval_log_self_normalizer"} <= set(metrics)
+    model = ResidualEnergyModel.from_pretrained(tmp_path / "out")
+    assert model.config.lm_reference == str(folders / "lm")
+    run("perplexity", "--model", tmp_path / "out", "--input", folders / "texts.txt", *SIZES, "--num_samples", "8")
+    assert json.loads(capsys.readouterr().out)["rows"] == 30
+    with pytest.raises(SystemExit):  # the folder isn't empty
+        run("train", "residual-nce", *arguments, "--output_dir", tmp_path / "out")
+    assert "is not empty" in capsys.readouterr().err
+    (tmp_path / "bare.jsonl").write_text('{"prefix_ids": [2], "continuation_ids": [3]}\n')
+    arguments[arguments.index("--train_file") + 1] = tmp_path / "bare.jsonl"
+    with pytest.raises(SystemExit):
+        run("train", "residual-nce", *arguments, "--output_dir", tmp_path / "other")
+    assert "record 0 must have negatives" in capsys.readouterr().err
