@@ -1,5 +1,6 @@
 """The README's examples run, and its commands are the ones that exist."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -30,6 +31,8 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
     Path("texts.txt").write_text("And God said, Let there be light\nand he went the house\n")
     Path("prompts.txt").write_text("and the [MASK] said unto [MASK]\n")
     Path("nbest.jsonl").write_text('{"candidates": ["he went up", "up he go"]}\n')
+    row = {"prefix_ids": [2, 70], "continuation_ids": [3], "negatives": [[70, 3]]}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
     main(shlex.split(line.split("#")[0])[1:])
     assert capsys.readouterr().out
 
