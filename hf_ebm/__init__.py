@@ -1,7 +1,7 @@
 """Sequence models that are not left-to-right: energies, exact samplers and search-aware training for Transformers.
 
 - `models`: the Transformers models (`EnergyModel`, `ResidualEnergyModel`, `ProductLM`,
-  `LSTMSeq2SeqForConditionalGeneration`).
+  `LSTMSeq2SeqForConditionalGeneration`, `BiLSTMForMaskedLM`).
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
@@ -10,7 +10,13 @@
 
 from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
-from hf_ebm.models.lstm import LSTMCache, LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.models.lstm import (
+    BiLSTMForMaskedLM,
+    BiLSTMMaskedLMConfig,
+    LSTMCache,
+    LSTMSeq2SeqConfig,
+    LSTMSeq2SeqForConditionalGeneration,
+)
 from hf_ebm.models.residual import (
     JointGenerationConfig,
     JointGenerationOutput,
@@ -25,6 +31,8 @@ from hf_ebm.sampling.target import TextEnergy
 __version__ = "0.1.0"
 
 __all__ = [
+    "BiLSTMForMaskedLM",
+    "BiLSTMMaskedLMConfig",
     "ChainGenerationConfig",
     "ChainGenerationOutput",
     "EnergyConfig",

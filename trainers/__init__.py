@@ -5,12 +5,13 @@
 - `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
 - `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
   models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share;
-- `residual_nce`: the trainer of residual energy models.
+- `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies.
 """
 
 if __name__ == "trainers":
     raise ImportError("import hf_ebm.trainers, not trainers: this folder is installed inside the hf_ebm package")
 
+from hf_ebm.trainers.energy import EnergyTrainer, EnergyTrainingConfig
 from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
 from hf_ebm.trainers.minimum_risk import MinimumRiskConfig, MinimumRiskTrainer
 from hf_ebm.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
@@ -22,6 +23,8 @@ from hf_ebm.trainers.soft_beam import SoftBeamConfig, SoftBeamTrainer
 
 __all__ = [
     "CrossEntropyTrainer",
+    "EnergyTrainer",
+    "EnergyTrainingConfig",
     "MGSConfig",
     "MGSTrainer",
     "MinimumRiskConfig",

@@ -1,7 +1,20 @@
-"""`LSTMSeq2SeqForConditionalGeneration`: a recurrent encoder-decoder inside the Transformers stack."""
+"""Recurrent models inside the Transformers stack.
+
+- `LSTMSeq2SeqForConditionalGeneration`: an encoder-decoder;
+- `BiLSTMForMaskedLM`: a masked language model of two LSTMs.
+"""
 
 from hf_ebm.models.lstm.cache_lstm import LSTMCache
+from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
 from hf_ebm.models.lstm.configuration_lstm_seq2seq import LSTMSeq2SeqConfig
+from hf_ebm.models.lstm.modeling_bilstm import BiLSTMForMaskedLM, BiLSTMModel
 from hf_ebm.models.lstm.modeling_lstm_seq2seq import LSTMSeq2SeqForConditionalGeneration
 
-__all__ = ["LSTMCache", "LSTMSeq2SeqConfig", "LSTMSeq2SeqForConditionalGeneration"]
+__all__ = [
+    "BiLSTMForMaskedLM",
+    "BiLSTMMaskedLMConfig",
+    "BiLSTMModel",
+    "LSTMCache",
+    "LSTMSeq2SeqConfig",
+    "LSTMSeq2SeqForConditionalGeneration",
+]

@@ -1,0 +1,45 @@
+"""Configuration of the recurrent masked language model."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedConfig
+
+
+class BiLSTMMaskedLMConfig(PreTrainedConfig):
+    """Shape of a masked language model of two LSTMs (thesis section 6.2.3).
+
+    Args:
+        vocab_size: number of ids.
+        embedding_dim: size of the embeddings.
+        hidden_size: size of a state: of the left and of the right context together, so it is even.
+        dropout: on embeddings and before the output layer.
+        initializer_range: all parameters start uniform in ± this, those of padding at 0.
+
+    Raises:
+        ValueError: for a value that is not possible, naming it.
+    """
+
+    model_type = "hf_ebm_bilstm_masked_lm"
+
+    vocab_size: int = 8000
+    embedding_dim: int = 64
+    hidden_size: int = 128
+    dropout: float = 0.0
+    initializer_range: float = 0.1
+    pad_token_id: int = 0
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        for name in ("vocab_size", "embedding_dim", "hidden_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size must be even, half of it for each side, got {self.hidden_size}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
+        if not self.initializer_range > 0:
+            raise ValueError(f"initializer_range must be positive, got {self.initializer_range!r}")
+        if not isinstance(self.pad_token_id, int) or not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id must be an id from 0 to {self.vocab_size - 1}, got {self.pad_token_id!r}")

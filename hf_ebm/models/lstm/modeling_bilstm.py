@@ -1,0 +1,176 @@
+"""`BiLSTMForMaskedLM`: a masked language model whose left and right contexts are read by an LSTM each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers import initialization as init
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+
+from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
+from hf_ebm.models.lstm.modules_lstm import right_padded_lengths
+
+
+class BiLSTMPreTrainedModel(PreTrainedModel):
+    """What the two classes share."""
+
+    config_class = BiLSTMMaskedLMConfig
+    base_model_prefix = "bilstm"
+    main_input_name = "input_ids"
+
+    def _init_weights(self, module):
+        bound = self.config.initializer_range
+        for parameter in module.parameters(recurse=False):
+            init.uniform_(parameter, -bound, bound)
+        if isinstance(module, nn.Embedding) and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[module.padding_idx])
+
+
+class BiLSTMModel(BiLSTMPreTrainedModel):
+    """The contexts of every position: a state of what stands before it, and one of what stands behind it.
+
+    A position's own token is in neither, so a masked language model on top needs no mask token: one pass gives the
+    logits of all positions, each as if it alone were masked.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: BiLSTMMaskedLMConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_dim, config.pad_token_id)
+        self.dropout = nn.Dropout(config.dropout)
+        self.left = nn.LSTM(config.embedding_dim, config.hidden_size // 2, batch_first=True)
+        self.right = nn.LSTM(config.embedding_dim, config.hidden_size // 2, batch_first=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed_tokens = value
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, return_dict: bool = True
+    ) -> BaseModelOutput | tuple[Tensor]:
+        """Context states (B, T, hidden_size), the left one first; 0 where there is no context.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding, which stands on the right.
+
+        Raises:
+            ValueError: for padding on the left or in between.
+        """
+        embeds = self.dropout(self.embed_tokens(input_ids))
+        length = input_ids.shape[1]
+        if attention_mask is None:
+            backwards = torch.arange(length - 1, -1, -1, device=input_ids.device).expand(len(input_ids), -1)
+        else:
+            lengths = right_padded_lengths("attention_mask", attention_mask)[:, None]
+            positions = torch.arange(length, device=input_ids.device)
+            backwards = torch.where(positions < lengths, lengths - 1 - positions, positions)
+        before = self.left(embeds)[0]
+        behind = _at(self.right(_at(embeds, backwards))[0], backwards)
+        nothing = before.new_zeros(len(before), 1, before.shape[2])
+        states = [torch.cat([nothing, before[:, :-1]], 1), torch.cat([behind[:, 1:], nothing], 1)]
+        if attention_mask is not None:  # behind a row's last token there is nothing, whatever the batch is padded with
+            last = (positions == lengths - 1)[..., None]
+            states[1] = states[1].masked_fill(last, 0)
+        hidden = torch.cat(states, -1)
+        return BaseModelOutput(last_hidden_state=hidden) if return_dict else (hidden,)
+
+
+class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
+    """The context states with a linear output layer: its logits are a sum over left and right context.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: BiLSTMMaskedLMConfig):
+        super().__init__(config)
+        self.bilstm = BiLSTMModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool = True,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> MaskedLMOutput | tuple[Tensor, ...]:
+        """Logits (B, T, V), and with `labels` (-100 where there is none) the mean cross entropy in nats."""
+        hidden = self.bilstm(input_ids, attention_mask)[0]
+        logits = self.lm_head(self.dropout(hidden))
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.float().flatten(0, 1), labels.flatten(), num_items_in_batch)
+        output = MaskedLMOutput(loss=loss, logits=logits)
+        return output if return_dict else output.to_tuple()
+
+    def context_logits(self, before: list[int], behind: list[int], tokens: Tensor, length: int) -> list[Tensor]:
+        """Logits of the whole vocabulary at each of `length` free positions, for all contexts of free tokens.
+
+        Each context is read once: V + … + V^(T-1) steps of either LSTM in place of T V^(T-1) whole rows. Without
+        dropout.
+
+        Args:
+            before, behind: ids that stand around the free positions.
+            tokens: (V,) ids that a free position may hold.
+            length: T.
+
+        Returns:
+            T tensors (V^(T-1), vocab_size), contexts in lexicographic order of the other free positions.
+        """
+        left = self._contexts(self.bilstm.left, before, tokens, length, grows_left=False)
+        right = self._contexts(self.bilstm.right, behind[::-1], tokens, length, grows_left=True)
+        half = self.config.hidden_size // 2
+        weight = self.lm_head.weight
+        # Left and right contexts meet in a sum, so each is multiplied once, and not once for every pair.
+        before_scores = [states @ weight[:, :half].T for states in left]
+        behind_scores = [states @ weight[:, half:].T + self.lm_head.bias for states in right]
+        return [(before_scores[t][:, None] + behind_scores[length - 1 - t][None]).flatten(0, 1) for t in range(length)]
+
+    def _contexts(
+        self, lstm: nn.LSTM, around: list[int], tokens: Tensor, length: int, grows_left: bool
+    ) -> list[Tensor]:
+        """States (V^n, H) after `around` and every sequence of n free tokens, for n from 0 to `length` - 1."""
+        embed = self.bilstm.embed_tokens
+        size = lstm.hidden_size
+        state = (embed.weight.new_zeros(1, 1, size),) * 2
+        if around:
+            _, state = lstm(embed(torch.tensor([around], device=tokens.device)), state)
+        found, count = [state[0][0]], len(tokens)
+        for _ in range(length - 1):
+            known = state[0].shape[1]
+            if grows_left:  # the token read next stands in front of those read, so it varies slowest
+                ids = tokens.repeat_interleave(known)
+                state = tuple(part.repeat(1, count, 1) for part in state)
+            else:
+                ids = tokens.repeat(known)
+                state = tuple(part.repeat_interleave(count, 1) for part in state)
+            _, state = lstm(embed(ids)[:, None], state)
+            found.append(state[0][0])
+        return found
+
+
+def _at(values: Tensor, positions: Tensor) -> Tensor:
+    """`values` (B, T, D) at `positions` (B, T)."""
+    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[2]))
+
+
+AutoConfig.register(BiLSTMMaskedLMConfig.model_type, BiLSTMMaskedLMConfig)
+AutoModel.register(BiLSTMMaskedLMConfig, BiLSTMModel)
+AutoModelForMaskedLM.register(BiLSTMMaskedLMConfig, BiLSTMForMaskedLM)

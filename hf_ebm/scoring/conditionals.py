@@ -1,0 +1,77 @@
+"""Scores of tokens in contexts, for likelihoods: all contexts of an enumerable space, or the true conditionals of rows.
+
+The true conditional of the random field, `softmax_w(-E(y with y_t := w))`, is not the masked conditional (thesis
+section 6.2.1): changing a token changes the terms of all other positions too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_ebm.scoring.energies import energy_terms
+from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
+
+
+def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
+    """What minus the energy adds up, for each of `tokens`: logits (raw) or log probabilities (local), (…, V)."""
+    return (logits if energy == "raw" else logits.log_softmax(-1))[..., tokens]
+
+
+def scores_in_contexts(
+    runner: RowRunner, before: Tensor, behind: Tensor, tokens: Tensor, length: int, energy: str
+) -> list[Tensor]:
+    """Scores of `tokens` at each free position in all contexts of free tokens: one masked row each.
+
+    Args:
+        before, behind: ids that stand around the free positions.
+        tokens: (V,) ids a free position may hold.
+        length: T free positions.
+
+    Returns:
+        T tensors (V^(T-1), V), differentiable; contexts in lexicographic order of the other free positions.
+    """
+    count = len(tokens)
+    base = count ** torch.arange(length - 2, -1, -1, device=tokens.device)
+    contexts = tokens[torch.arange(count ** (length - 1), device=tokens.device)[:, None] // base % count]
+    around = [part.expand(len(contexts), -1) for part in (before, behind)]
+    rows, total = torch.arange(len(contexts), device=tokens.device), len(before) + length + len(behind)
+    found = []
+    for t in range(length):
+        free = torch.cat([contexts[:, :t], contexts.new_full((len(contexts), 1), tokens[0]), contexts[:, t:]], 1)
+        ids = torch.cat([around[0], free, around[1]], 1)
+        ends = torch.zeros(len(ids), dtype=torch.long), torch.full((len(ids),), total)
+        position = torch.full((len(ids), 1), len(before) + t, device=tokens.device)
+        masked = MaskedRows(rows, position, position)
+        found.append(
+            runner(Sequences(ids, *ends), masked, lambda logits, n, ids: token_scores(logits[:, 0], tokens, energy))
+        )
+    return found
+
+
+def conditional_log_probs(
+    runner: RowRunner, sequences: Sequences, scored: Tensor, tokens: Tensor, energy: str
+) -> Tensor:
+    """True conditionals `log p(y_t = w | the other tokens)` at each scored position, (N, V), in nats, differentiable.
+
+    All T (1 + V (T - 1)) masked rows of a sequence of T scored positions are one pool: the term of a position itself is
+    the same row whatever its token.
+
+    Args:
+        scored: (B, T) bool; N positions in all, in the order of `scored.nonzero()`.
+        tokens: (V,) ids a scored position may hold.
+    """
+    source, position = scored.nonzero(as_tuple=True)
+    here = MaskedRows(source, position[:, None], position[:, None])
+    own = runner(sequences, here, lambda logits, n, ids: token_scores(logits[:, 0], tokens, energy))
+    count = len(tokens)
+    which = torch.arange(len(source), device=source.device).repeat_interleave(count)
+    changed = sequences.ids[source[which]].scatter(1, position[which, None], tokens.repeat(len(source))[:, None])
+    variants = Sequences(changed, sequences.start[source[which].cpu()], sequences.stop[source[which].cpu()])
+    others = scored[source[which]].scatter(1, position[which, None], False)
+    variant, other = others.nonzero(as_tuple=True)
+    energies = own.new_zeros(len(which))
+    if len(variant):
+        terms = energy_terms(runner, variants, variant, other, energy)
+        energies = energies.index_add(0, variant, terms)
+    return (own - energies.view(len(source), count)).log_softmax(-1)

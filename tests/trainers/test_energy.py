@@ -1,0 +1,179 @@
+"""Objectives of energies against brute force over all sequences, their gradients, and steps of the trainer."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from transformers import Trainer
+
+from hf_ebm import EnergyModel
+from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.scoring.conditionals import conditional_log_probs
+from hf_ebm.scoring.rows import Sequences
+from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
+from tests.conftest import tiny_energy_model
+from tests.models.test_bilstm import ROLES, tiny_bilstm
+
+ROWS = [[1, 5, 6, 2], [1, 7, 7, 2], [1, 8, 5, 2], [1, 6, 2], [1, 5, 2], [1, 8, 6, 2]]
+WORDS = [5, 6, 7, 8]
+
+
+def make(kind: str, energy: str, seed: int = 0) -> EnergyModel:
+    if kind == "bert":
+        return tiny_energy_model(energy, dtype=torch.float64, seed=seed)
+    return EnergyModel(tiny_bilstm(seed=seed), energy=energy, **{**ROLES, "excluded_token_ids": [4]})
+
+
+def energies_by_hand(model: EnergyModel, length: int) -> dict[tuple, torch.Tensor]:
+    """The energy of every sequence of words, one masked position at a time, with its gradient."""
+    found = {}
+    for words in itertools.product(WORDS, repeat=length):
+        ids, total = torch.tensor([[1, *words, 2]]), 0.0
+        for position in range(1, length + 1):
+            masked = ids.clone()
+            masked[0, position] = 3
+            logits = model.mlm(input_ids=masked).logits[0, position]
+            scores = logits if model.config.energy == "raw" else logits.log_softmax(-1)
+            total = total - scores[ids[0, position]]
+        found[words] = total
+    return found
+
+
+def loss_by_hand(model: EnergyModel, objective: str, rows, teacher=None) -> torch.Tensor:
+    """The objective as the thesis has it, a mean over rows."""
+    tables = {length: energies_by_hand(model, length) for length in {len(row) - 2 for row in rows}}
+    losses = []
+    for row in rows:
+        words, table = tuple(row[1:-1]), tables[len(row) - 2]
+        if objective == "mle":
+            losses.append(table[words] + torch.stack([-e for e in table.values()]).logsumexp(0))
+            continue
+        loss = 0.0
+        for t in range(len(words)):
+            masked = torch.tensor([row])
+            masked[0, t + 1] = 3
+            if objective == "mlm":
+                loss = loss - model.mlm(input_ids=masked).logits[0, t + 1].log_softmax(-1)[words[t]]
+                continue
+            own = torch.stack([-table[(*words[:t], w, *words[t + 1 :])] for w in WORDS]).log_softmax(0)
+            if "pll" in objective:
+                loss = loss - own[WORDS.index(words[t])]
+            if "kl" in objective:
+                theirs = teacher.mlm(input_ids=masked).logits[0, t + 1, WORDS].log_softmax(0).detach()
+                loss = loss + (theirs.exp() * (theirs - own)).sum()
+        losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+def arguments(folder, objective: str, **changes) -> EnergyTrainingConfig:
+    settings = dict(
+        output_dir=str(folder), objective=objective, max_steps=1, learning_rate=0.1, optim="sgd", report_to=[],
+        per_device_train_batch_size=len(ROWS), use_cpu=True, save_strategy="no", logging_steps=1, disable_tqdm=True,
+        lr_scheduler_type="constant", max_grad_norm=0.0, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    return EnergyTrainingConfig(**{**settings, **changes})
+
+
+@pytest.mark.parametrize("kind", ["bert", "bilstm"])
+@pytest.mark.parametrize("energy", ["raw", "local"])
+@pytest.mark.parametrize("objective", ["mle", "pll", "mlm", "kl", "kl+pll"])
+@pytest.mark.parametrize("way", ["enumerated", "packed", "accumulated"])
+def test_a_step_equals_one_by_hand(tmp_path, kind, energy, objective, way):
+    if objective == "mle" and way == "packed":
+        pytest.skip("the likelihood is enumerated or not at all")
+    teacher = make(kind, "raw", seed=3) if "kl" in objective else None
+    model, reference = make(kind, energy), make(kind, energy)
+    loss = loss_by_hand(reference, objective, ROWS, teacher)
+    loss.backward()
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+    changes = {"enumeration_limit": 1} if way == "packed" else {}
+    if way == "accumulated":
+        changes = dict(per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    rows = [{"input_ids": row} for row in ROWS]
+    trainer = EnergyTrainer(model, arguments(tmp_path, objective, **changes), train_dataset=rows, teacher=teacher)
+    trainer.train()
+    for (name, found), (_, expected) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8, msg=name)
+    log = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert float(log["loss"]) == pytest.approx(float(loss.detach()), rel=1e-4)
+    if objective == "mle":
+        log_z = [float(torch.stack([-e for e in energies_by_hand(make(kind, energy), n).values()]).logsumexp(0))
+                 for n in (1, 2)]  # fmt: skip
+        assert log["log_partition"] == pytest.approx((2 * log_z[0] + 4 * log_z[1]) / 6, rel=1e-6)
+
+
+@pytest.mark.parametrize("energy", ["raw", "local"])
+@pytest.mark.parametrize("objective", ["mle", "pll", "kl"])
+def test_gradients_of_exact_objectives_equal_finite_differences(tmp_path, energy, objective):
+    model, teacher = make("bilstm", energy), make("bilstm", "raw", seed=3)
+    args = arguments(tmp_path, objective)
+    trainer = EnergyTrainer(model, args, teacher=teacher if objective == "kl" else None, train_dataset=[])
+    batch = trainer.data_collator([{"input_ids": row} for row in ROWS])
+    for parameter in (model.mlm.lm_head.weight, model.mlm.bilstm.left.weight_hh_l0):
+        model.zero_grad()
+        trainer.objective(model, batch).loss.backward()
+        for place in ((5, 2), (7, 0)):
+            analytic, values, step = float(parameter.grad[place]), [], 1e-5
+            for sign in (1, -1):
+                with torch.no_grad():
+                    parameter[place] += sign * step
+                    values.append(float(trainer.objective(model, batch).loss))
+                    parameter[place] -= sign * step
+            assert analytic == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
+
+
+def test_true_conditionals_are_not_the_masked_ones():
+    model = make("bert", "raw")
+    ids = torch.tensor([[1, 5, 6, 7, 2]])
+    sequences = Sequences(ids, torch.tensor([0]), torch.tensor([5]))
+    scored, tokens = (ids >= 5), proposal_support(model, None).nonzero()[:, 0]
+    found = conditional_log_probs(model._row_runner(), sequences, scored, tokens, "raw")
+    table = energies_by_hand(model, 3)
+    expected = torch.stack([-table[(5, w, 7)] for w in WORDS]).log_softmax(0)
+    torch.testing.assert_close(found[1], expected)
+    masked = ids.clone()
+    masked[0, 2] = 3
+    wrong = model.mlm(input_ids=masked).logits[0, 2, WORDS].log_softmax(0)
+    assert float((wrong - expected).abs().max()) > 0.05
+
+
+def test_likelihood_training_reaches_the_entropy_of_the_data(tmp_path):
+    rows = [[1, 5, 6, 7, 2]] * 40 + [[1, 8, 8, 5, 2]] * 20 + [[1, 6, 5, 8, 2]] * 20 + [[1, 7, 7, 7, 2]] * 20
+    entropy = -(0.4 * math.log(0.4) + 3 * 0.2 * math.log(0.2))
+    model = EnergyModel(tiny_bilstm(dtype=torch.float32), energy="raw", **{**ROLES, "excluded_token_ids": [4]})
+    args = arguments(
+        tmp_path, "mle", max_steps=250, per_device_train_batch_size=100, optim="adamw_torch", learning_rate=3e-2,
+        lr_scheduler_type="linear", logging_steps=250,
+    )  # fmt: skip
+    trainer = EnergyTrainer(model, args, train_dataset=[{"input_ids": row} for row in rows], eval_dataset=None)
+    trainer.train()
+    data = [{"input_ids": row} for row in rows]
+    found = trainer.evaluate(data)["eval_loss"]
+    assert entropy - 1e-4 < found < entropy + 0.02
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    rows = [{"input_ids": row} for row in ROWS]
+    model = make("bilstm", "raw")
+    with pytest.raises(ValueError, match="objective must be one of mle, pll, mlm, kl, "):
+        arguments(tmp_path, "gan")
+    with pytest.raises(
+        ValueError, match="enumerates 4 tokens at 2 positions, 16 sequences, above enumeration_limit 15"
+    ):
+        EnergyTrainer(model, arguments(tmp_path, "mle", enumeration_limit=15), train_dataset=rows[:1]).train()
+    with pytest.raises(ValueError, match="teacher must be given for the objectives kl"):
+        EnergyTrainer(model, arguments(tmp_path, "kl"), train_dataset=rows)
+    with pytest.raises(ValueError, match="teacher must be given for the objectives kl"):
+        EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=rows, teacher=model)
+    other = EnergyModel(tiny_bilstm(12), energy="raw", **{**ROLES, "excluded_token_ids": [4]})
+    with pytest.raises(ValueError, match="teacher must have the model's 9 ids, got 12"):
+        EnergyTrainer(model, arguments(tmp_path, "kl"), train_dataset=rows, teacher=other)
+    with pytest.raises(ValueError, match="model must be an EnergyModel, got BiLSTMForMaskedLM"):
+        EnergyTrainer(model.mlm, arguments(tmp_path, "mle"), train_dataset=rows)
+    with pytest.raises(ValueError, match="tokens that may not be proposed"):
+        EnergyTrainer(model, arguments(tmp_path, "mle"), train_dataset=[{"input_ids": [1, 4, 5, 2]}]).train()
+    assert issubclass(EnergyTrainer, Trainer)

@@ -1,0 +1,216 @@
+"""Training of masked language models as energies: `EnergyTrainingConfig`, `EnergyTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+
+from hf_ebm.exact import DEFAULT_LIMIT
+from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.inputs import check_energy_inputs
+from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.objectives import enumerated
+from hf_ebm.objectives.completions import pad_right
+from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
+from hf_ebm.scoring.energies import token_energies
+from hf_ebm.scoring.rows import MaskedRows
+from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
+
+OBJECTIVES = ("mle", "pll", "mlm", "kl", "kl+pll")
+
+
+@dataclass
+class EnergyTrainingConfig(TrainingArguments):
+    """Arguments of `EnergyTrainer`, beside those of `TrainingArguments` (thesis sections 6.2.1 and 6.2.2).
+
+    Args:
+        objective: `"mle"` (exact likelihood, by enumeration), `"pll"` (pseudolikelihood with the true conditionals),
+            `"mlm"` (masked conditionals, each position masked alone: degenerate pseudolikelihood), `"kl"` (divergence
+            from a teacher's masked conditionals to the true conditionals), `"kl+pll"` (both).
+        enumeration_limit: the most sequences that are enumerated.
+
+    Raises:
+        ValueError: for an unknown objective, a limit below 1, and label smoothing, which no objective defines.
+    """
+
+    objective: str = field(default="pll", metadata={"help": f"One of {', '.join(OBJECTIVES)}."})
+    enumeration_limit: int = field(default=DEFAULT_LIMIT, metadata={"help": "The most sequences that are enumerated."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        if self.enumeration_limit < 1:
+            raise ValueError(f"enumeration_limit must be 1 or more, got {self.enumeration_limit}")
+        if self.label_smoothing_factor:
+            raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
+        self.remove_unused_columns = False
+
+
+class EnergyTrainer(LossTermsMixin, Trainer):
+    """Trains the masked language model of an `EnergyModel`, for the energy that the model has.
+
+    Rows are `input_ids`, with the tokenizer's special tokens. The random variable is what is no special token; it
+    ranges over the tokens that may be proposed. Losses are means over rows, in nats a sequence. Where all sequences of
+    a row's length can be enumerated, likelihoods and conditionals come from all contexts at once; else the
+    conditionals' V evaluations of each position are packed, and `"mle"` is an error that says how many sequences there
+    are. Beside `loss` it logs `log_partition` with `"mle"`.
+
+    Args:
+        teacher: a frozen masked language model as an `EnergyModel`, for `"kl"` and `"kl+pll"`.
+
+    Raises:
+        ValueError: for another model or an encoder-decoder; a teacher that is missing, not needed or has other tokens.
+    """
+
+    config_class = EnergyTrainingConfig
+
+    def __init__(self, model=None, args=None, *, teacher: EnergyModel | None = None, **kwargs):
+        kwargs.setdefault("data_collator", EnergyCollator(model))
+        super().__init__(model=model, args=args, **kwargs)
+        if (teacher is not None) != args.objective.startswith("kl"):
+            raise ValueError(f"teacher must be given for the objectives kl and kl+pll alone, got {args.objective!r}")
+        if teacher is not None:
+            _check_teacher(model, teacher)
+            self.teacher = teacher.to(args.device).requires_grad_(False).eval()
+        self.tokens = proposal_support(model, None).nonzero()[:, 0]
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """An energy model of a masked language model without an encoder input."""
+        if not isinstance(model, EnergyModel):
+            raise ValueError(f"model must be an EnergyModel, got {type(model).__name__}")
+        if model.mlm.config.is_encoder_decoder:
+            raise ValueError(f"model: {type(model.mlm).__name__} is an encoder-decoder, whose energy is conditional")
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batch_samples), device=device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            rows = self.accelerator.gather(rows).sum()
+        return rows
+
+    def check_batch(self, inputs: dict) -> None:
+        """Raises `ValueError` for a batch without ids."""
+        if "input_ids" not in inputs:
+            raise ValueError(f"inputs must have input_ids, got {', '.join(inputs)}")
+
+    def objective(self, model, inputs):
+        """The objective of a batch, summed over rows."""
+        energy_model = self.accelerator.unwrap_model(self.model)
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        sequences, scored = check_energy_inputs(energy_model, ids, mask, None, None, None)
+        rows = torch.tensor(len(ids), device=ids.device)
+        if self.args.objective == "mlm":
+            terms = token_energies(energy_model._row_runner(), sequences, scored, "local")
+            return LossTerms(terms.sum(), rows)
+        loss, logged = 0.0, {}
+        for length, group in _by_length(scored).items():
+            part = sequences._replace(
+                ids=sequences.ids[group], start=sequences.start[group.cpu()], stop=sequences.stop[group.cpu()]
+            )
+            own, log_z = self._sum(energy_model, part, scored[group], length)
+            loss = loss + own
+            if log_z is not None:
+                total = (log_z * len(group), torch.tensor(len(group), device=ids.device))
+                before = logged.get("log_partition", (0.0, 0))
+                logged["log_partition"] = (before[0] + total[0], before[1] + total[1])
+        return LossTerms(loss, rows, logged)
+
+    def _sum(self, model: EnergyModel, sequences, scored: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
+        """The objective summed over rows of one length, and log Z if it was computed."""
+        tokens, objective = self.tokens.to(sequences.ids.device), self.args.objective
+        free = sequences.ids[scored].view(len(scored), length)
+        indices = torch.searchsorted(tokens, free.contiguous()).clamp(max=len(tokens) - 1)
+        if not torch.equal(tokens[indices], free):
+            row = int((tokens[indices] != free).any(1).nonzero()[0])
+            raise ValueError(f"input_ids: a row holds {free[row].tolist()}, with tokens that may not be proposed")
+        count = len(tokens) ** length
+        enumerable = count <= self.args.enumeration_limit and self._framed(model, sequences, scored)
+        if objective == "mle":
+            if not enumerable:
+                raise ValueError(
+                    f"objective 'mle' enumerates {len(tokens)} tokens at {length} positions, {count} sequences, above "
+                    f"enumeration_limit {self.args.enumeration_limit}, or rows whose special tokens differ"
+                )
+            energies = self._energies(model, tokens, length)
+            return enumerated.negative_log_likelihoods(energies, indices).sum(), enumerated.log_partition(energies)
+        if enumerable:
+            conditionals = enumerated.conditional_log_probs(self._energies(model, tokens, length), indices)
+        else:
+            runner = model._row_runner()
+            found = conditional_log_probs(runner, sequences, scored, tokens, model.config.energy)
+            conditionals = found.view(len(scored), length, len(tokens))
+        loss = conditionals.new_zeros(())
+        if objective.startswith("kl"):
+            theirs = self._teacher_log_probs(sequences, scored, tokens).view_as(conditionals)
+            loss = loss + enumerated.projection_divergences(theirs, conditionals).sum()
+        if objective.endswith("pll"):
+            loss = loss + enumerated.negative_pseudolikelihoods(conditionals, indices).sum()
+        return loss, None
+
+    @staticmethod
+    def _framed(model: EnergyModel, sequences, scored: Tensor) -> bool:
+        """Whether all rows are free tokens between the model's own special tokens."""
+        config = model.config
+        before, behind = config.prefix_token_ids or [], config.suffix_token_ids or []
+        kept = [ids[start:stop].tolist() for ids, start, stop in zip(*sequences[:3], strict=True)]
+        inner = int(scored[0].sum())
+        return all(ids[: len(before)] == before and ids[len(before) + inner :] == behind for ids in kept)
+
+    @staticmethod
+    def _energies(model: EnergyModel, tokens: Tensor, length: int) -> Tensor:
+        """Energies of all sequences, (V,) * T."""
+        config = model.config
+        before, behind = config.prefix_token_ids or [], config.suffix_token_ids or []
+        if hasattr(model.mlm, "context_logits"):
+            tables = model.mlm.context_logits(before, behind, tokens, length)
+            tables = [token_scores(table, tokens, config.energy) for table in tables]
+        else:
+            around = [torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind)]
+            tables = scores_in_contexts(model._row_runner(), *around, tokens, length, config.energy)
+        return enumerated.energies_from_contexts(tables)
+
+    @torch.no_grad()
+    def _teacher_log_probs(self, sequences, scored: Tensor, tokens: Tensor) -> Tensor:
+        """The teacher's masked conditionals over the tokens, (N, V)."""
+        source, position = scored.nonzero(as_tuple=True)
+        rows = MaskedRows(source, position[:, None], position[:, None])
+        runner = self.teacher._row_runner()
+        return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The objective, without predictions."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None
+
+
+class EnergyCollator:
+    """Pads rows of `input_ids` on the right."""
+
+    def __init__(self, model: EnergyModel):
+        self.pad_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+
+    def __call__(self, rows: list[dict]) -> dict[str, Tensor]:
+        ids, mask = pad_right([torch.as_tensor(row["input_ids"]) for row in rows], self.pad_id)
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+def _by_length(scored: Tensor) -> dict[int, Tensor]:
+    """Rows by their number of scored positions; those without any are left out."""
+    lengths = scored.sum(1)
+    return {int(length): (lengths == length).nonzero()[:, 0] for length in lengths.unique().tolist() if length}
+
+
+def _check_teacher(model: EnergyModel, teacher: EnergyModel) -> None:
+    if not isinstance(teacher, EnergyModel):
+        raise ValueError(f"teacher must be an EnergyModel, got {type(teacher).__name__}")
+    for name in ("mask_token_id", "special_token_ids", "excluded_token_ids"):
+        own, theirs = (getattr(one.config, name) for one in (model, teacher))
+        if own != theirs:
+            raise ValueError(f"teacher must have the model's {name}, {own}, got {theirs}")
+    if model.vocab_size != teacher.vocab_size:
+        raise ValueError(f"teacher must have the model's {model.vocab_size} ids, got {teacher.vocab_size}")
