@@ -18,17 +18,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the bench
 import torch
 from transformers.utils import logging
 
-from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, figure_3_1, parameter_search, residual
+from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, chapter_6, figure_3_1, parameter_search, residual
+from benchmarks.reproduction.chapter_6 import QUICK_ENERGY, EnergyLaboratory, EnergyScale
 from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
 from benchmarks.reproduction.report import RESULTS, Report
 from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualLaboratory, ResidualScale
 
-AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory
+AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory | EnergyLaboratory
 SCALES = {
     Laboratory: (Scale(), QUICK),
     CompletionLaboratory: (CompletionScale(), QUICK_COMPLETION),
     ResidualLaboratory: (ResidualScale(), QUICK_RESIDUAL),
+    EnergyLaboratory: (EnergyScale(), QUICK_ENERGY),
 }
 
 
@@ -86,9 +88,13 @@ TABLES |= {
     "mgs-7": Table("parts of the proposal", _ABLATION, parameter_search.table_7, CompletionLaboratory),
     "mgs-figure-4": Table("sharpness of the weights", _ABLATION, parameter_search.table_figure_4, CompletionLaboratory),
 }
+TABLES["thesis-6.1"] = Table(
+    "energies by likelihood, pseudolikelihood, masking", chapter_6.COLUMNS, chapter_6.table_6_1, EnergyLaboratory
+)
 TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualLaboratory)
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
+    "thesis-figure-6.1": ("a masked model projected onto an energy", chapter_6.draw_projection),
     "mgs-figures-1-2-3": ("cost and weights in training", parameter_search.draw_training),
     "residual-figures-1-2-3": ("residual models by position, samples, n-grams, log probability", residual.draw),
 }

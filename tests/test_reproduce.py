@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.reproduce import TABLES
-from benchmarks.reproduction import completion, figure_3_1, parameter_search, residual, residual_runs
+from benchmarks.reproduction import chapter_6, completion, figure_3_1, parameter_search, residual, residual_runs
+from benchmarks.reproduction.chapter_6 import EnergyLaboratory, EnergyScale
 from benchmarks.reproduction.completion import CompletionLaboratory, CompletionScale
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from benchmarks.reproduction.report import Report
@@ -25,7 +26,7 @@ TINY = Scale(32, 80, 1, 1, 2, (1, 2))
 def test_everything_is_listed():
     script = Path(__file__).parents[1] / "benchmarks" / "reproduce.py"
     done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=True)
-    wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "figure-3.1"]
+    wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "6.1", "figure-3.1", "figure-6.1"]
     assert re.findall(r"^thesis-(\S+)", done.stdout, re.M) == wanted
     wanted = ["1", "4", "6", "7", "figure-4", "figures-1-2-3"]
     assert re.findall(r"^mgs-(\S+)", done.stdout, re.M) == wanted
@@ -88,6 +89,32 @@ def test_figures_of_the_search_in_training(tmp_path, monkeypatch):
     assert (tmp_path / "mgs-figures-1-2-3.png").stat().st_size > 10_000
     curves = json.loads((tmp_path / "mgs-figures-1-2-3.json").read_text())["curves"]
     assert all(len(run) == 1 for lines in curves.values() for runs in lines.values() for run in runs)
+
+
+def test_the_table_and_figure_of_energies_run(tmp_path, monkeypatch):
+    tiny = EnergyScale((40,), 60, (20, 40), 4, 2, (1, 2))
+    monkeypatch.setattr(chapter_6, "QUICK_ENERGY", tiny)
+    report = Report("thesis-6.1", "title", TABLES["thesis-6.1"].columns, [1, 2])
+    TABLES["thesis-6.1"].fill(EnergyLaboratory(tiny, tmp_path), report)
+    assert list(report.rows) == ["p-40", "h-40", "h-40+"]
+    for runs in report.rows.values():
+        assert set(runs) == set(report.columns)
+        for objective in ("LL", "PLL", "MLM"):  # nothing falls below the entropy
+            assert all(a > b for a, b in zip(runs[f"NLL {objective}"], runs["true"], strict=True))
+    chapter_6.draw_projection(tmp_path / "figures", True, tmp_path)
+    assert (tmp_path / "figures" / "thesis-figure-6.1.png").stat().st_size > 10_000
+    raw = json.loads((tmp_path / "figures" / "thesis-figure-6.1.json").read_text())
+    assert set(raw["palindromes"]["KL"]) == {"20", "40"}
+
+
+def test_losses_of_a_known_energy_are_exact():
+    """For the energy -log p of the language itself, the likelihood is the entropy."""
+    language = chapter_6.palindromes(chapter_6.SYMBOLS, chapter_6.LENGTH)
+    sequences = torch.tensor(language.sequences)
+    energies = -torch.tensor(language.log_probs).view((chapter_6.SYMBOLS,) * chapter_6.LENGTH)
+    nats = chapter_6.enumerated.negative_log_likelihoods(energies, sequences)
+    weights = torch.tensor(language.log_probs).exp()
+    assert float((weights * nats).sum()) == pytest.approx(language.entropy, rel=1e-12)
 
 
 @pytest.fixture
