@@ -2,12 +2,14 @@
 
 - `models`: the Transformers models (`EnergyModel`, `ResidualEnergyModel`, `ProductLM`,
   `LSTMSeq2SeqForConditionalGeneration`, `BiLSTMForMaskedLM`).
+- `exact`: enumeration of small spaces, the oracle of the tests.
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
 """
 
+from hf_ebm.exact import ExactDistribution, enumerate_distribution
 from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
 from hf_ebm.models.lstm import (
@@ -38,6 +40,7 @@ __all__ = [
     "EnergyConfig",
     "EnergyModel",
     "EnergyOutput",
+    "ExactDistribution",
     "JointGenerationConfig",
     "JointGenerationOutput",
     "LSTMCache",
@@ -48,5 +51,6 @@ __all__ = [
     "ResidualEnergyConfig",
     "ResidualEnergyModel",
     "TextEnergy",
+    "enumerate_distribution",
     "soft_beam_search",
 ]

@@ -11,7 +11,11 @@ from hf_ebm.cli.main import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
-OFFLINE = [block for block in PYTHON if "load_embedded" in block or "load_stress" in block]
+OFFLINE = [
+    block
+    for block in PYTHON
+    if any(name in block for name in ("load_embedded", "load_stress", "hf_ebm.data.synthetic"))
+]
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
 
 

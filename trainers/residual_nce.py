@@ -21,8 +21,8 @@ from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 class ResidualNCEConfig(TrainingArguments):
     """Arguments of `ResidualNCETrainer`, beside those of `TrainingArguments`.
 
-    Defaults that differ from the stock ones are the paper's (Deng et al. 2020, appendix A.3): a cosine schedule, and
-    gradients clipped at 0.25. Set `warmup_steps` as well.
+    Defaults that differ from the stock ones are the paper's (Deng et al. 2020, appendix A.3): a cosine schedule with a
+    warm-up of 2% of the steps, and gradients clipped at 0.25.
 
     Args:
         max_new_tokens: the length at which continuations are stopped, of the data as of samples.
@@ -35,6 +35,7 @@ class ResidualNCEConfig(TrainingArguments):
     max_new_tokens: int = field(default=20, metadata={"help": "Length at which continuations are stopped."})
     online: bool = field(default=False, metadata={"help": "Sample negatives while training."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule of the learning rate."})
+    warmup_steps: float = field(default=0.02, metadata={"help": "Steps of warm-up, or below 1 their share."})
     max_grad_norm: float = field(default=0.25, metadata={"help": "Norm that gradients are clipped to."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 

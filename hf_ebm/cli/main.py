@@ -10,7 +10,7 @@ COMMANDS = {
     "rerank": "rerank n-best lists",
     "negatives": "sample continuations of prefixes, to train a residual model against",
     "perplexity": "perplexity of a residual or a causal model, between bounds",
-    "train": "train a sequence model for search or for a cost of what it decodes, or a residual model's energy",
+    "train": "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
 }
 
 

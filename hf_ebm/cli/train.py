@@ -15,7 +15,7 @@ from transformers import (
     Seq2SeqTrainer,
 )
 
-from hf_ebm.cli import train_residual
+from hf_ebm.cli import train_energy, train_residual
 from hf_ebm.cli.common import first_line, parse
 from hf_ebm.cli.training_costs import ScorerArguments, check_lengths, check_targets, longest_decoded, scorer_cost
 from hf_ebm.cli.training_data import DataArguments, first_rows, load_pairs
@@ -67,7 +67,8 @@ OBJECTIVES = {
     "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer, "the expected cost of sampled sequences"),
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
 }
-RESIDUAL = "residual-nce"
+# Objectives of other models, each a module of its own.
+OTHERS = {"residual-nce": train_residual, "energy": train_energy}
 
 
 def run(argv: list[str]) -> None:
@@ -75,15 +76,15 @@ def run(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: hf-ebm train OBJECTIVE [options]   (hf-ebm train OBJECTIVE --help lists them)\n")
         print("\n".join(f"  {name:18} {description}" for name, (_, _, description) in OBJECTIVES.items()))
-        print(f"  {RESIDUAL:18} {train_residual.DESCRIPTION}")
+        print("\n".join(f"  {name:18} {module.DESCRIPTION}" for name, module in OTHERS.items()))
         print("\nmgs, minimum-risk and policy-gradient train sequence-to-sequence and causal models, those before them")
         print("sequence-to-sequence models alone.")
         return
-    if argv[0] == RESIDUAL:
-        train_residual.run(argv[1:])
+    if argv[0] in OTHERS:
+        OTHERS[argv[0]].run(argv[1:])
         return
     if argv[0] not in OBJECTIVES:
-        known = ", ".join([*OBJECTIVES, RESIDUAL])
+        known = ", ".join([*OBJECTIVES, *OTHERS])
         raise ValueError(f"objective must be one of {known}, and come first, got {argv[0]!r}")
     config_class, trainer_class, description = OBJECTIVES[argv[0]]
     arguments = [ModelArguments, DataArguments, config_class]

@@ -264,6 +264,7 @@ def test_other_models_and_settings_are_refused(tmp_path):
         arguments(tmp_path, label_smoothing_factor=0.1)
     defaults = ResidualNCEConfig(str(tmp_path))
     assert defaults.lr_scheduler_type == "cosine" and defaults.max_grad_norm == 0.25
+    assert defaults.get_warmup_steps(1000) == 20
 
 
 def test_collated_rows_keep_their_lengths():

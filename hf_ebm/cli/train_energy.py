@@ -1,0 +1,64 @@
+"""`hf-ebm train energy`: a masked language model as an energy, by likelihood, pseudolikelihood or projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hf_ebm.cli.common import EMBEDDED, AnyModelArguments, ModelArguments, load_model, parse, read_records
+from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.models.energy.encoding import as_texts, encode_plain
+from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
+
+DESCRIPTION = "a masked language model as an energy: --objective mle, pll, mlm, kl or kl+pll"
+
+
+@dataclass
+class EnergyArguments:
+    """Which model is trained, and on what."""
+
+    train_file: str = field(metadata={"help": "Texts: .jsonl, .parquet, .txt (a text a line)."})
+    model_name_or_path: str = field(
+        default=EMBEDDED, metadata={"help": "Hub name or folder of a masked language model or a saved EnergyModel."}
+    )
+    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
+    teacher: str | None = field(
+        default=None, metadata={"help": "For kl and kl+pll: the masked language model that is projected."}
+    )
+    eval_file: str | None = field(default=None, metadata={"help": "Such texts for the evaluation."})
+    text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
+
+
+def run(argv: list[str]) -> None:
+    """Trains, evaluates if asked to, and saves."""
+    which, config = parse([EnergyArguments, EnergyTrainingConfig], argv, "train energy", DESCRIPTION)
+    print_metrics(config, lambda: _train(which, config))
+
+
+def _train(which: EnergyArguments, config: EnergyTrainingConfig) -> dict[str, float]:
+    if config.do_eval != (which.eval_file is not None):
+        raise ValueError("eval_file and --do_eval (or --eval_strategy) go together")
+    checkpoint = output_checkpoint(config)
+    begin(config)
+    model, tokenizer = load_model(_arguments(which.model_name_or_path, which.energy))
+    teacher = None if which.teacher is None else load_model(_arguments(which.teacher, None))[0]
+    rows = {
+        name: [{"input_ids": ids} for ids in encode_plain(model, tokenizer, name, _texts(path, which.text_column))]
+        for name, path in (("train_file", which.train_file), ("eval_file", which.eval_file))
+        if path
+    }
+    trainer = EnergyTrainer(
+        model, config, teacher=teacher, train_dataset=rows["train_file"], eval_dataset=rows.get("eval_file"),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    return run_trainer(trainer, checkpoint, config.do_eval)
+
+
+def _arguments(name: str, energy: str | None) -> AnyModelArguments:
+    return ModelArguments(model=name, energy=energy, device="cpu")  # the Trainer moves it
+
+
+def _texts(path: str, column: str) -> list[str]:
+    texts = as_texts(column, [record[column] for record in read_records(path, column)])
+    if not texts:
+        raise ValueError(f"{path}: there are no texts")
+    return texts
