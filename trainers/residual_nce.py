@@ -131,7 +131,7 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
         return super().evaluation_loop(*args, **kwargs)
 
     def _sample(self, residual: ResidualEnergyModel, prefixes: list[Tensor], seed: int) -> list[Tensor]:
-        proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids), residual.config.lm_pad_token_id)
+        proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids))
         drawn = sample_continuations(residual.lm, prefixes, 1, proposal, seed, len(prefixes))
         return [own[0] for own in drawn]
 

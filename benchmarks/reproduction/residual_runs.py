@@ -79,7 +79,7 @@ class ResidualLaboratory:
 
     def __post_init__(self):
         self.base, self.tokenizer = load_embedded_causal()
-        self.proposal = Proposal(MAX_NEW_TOKENS, (self.tokenizer.sep_token_id,), self.tokenizer.pad_token_id)
+        self.proposal = Proposal(MAX_NEW_TOKENS, (self.tokenizer.sep_token_id,))
 
     def rows(self, split: str) -> list[dict]:
         """Prefixes and continuations of a split; those of "train" with negatives."""
@@ -146,7 +146,7 @@ class ResidualLaboratory:
     def _collate(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """A causal batch whose targets are the continuations."""
         both = [(row["prefix_ids"], row["continuation_ids"]) for row in rows]
-        ids, mask = pad_right([torch.tensor([*prefix, *after]) for prefix, after in both], self.proposal.pad_id)
+        ids, mask = pad_right([torch.tensor([*prefix, *after]) for prefix, after in both], self.tokenizer.pad_token_id)
         labels, _ = pad_right([torch.tensor([IGNORED] * len(prefix) + after) for prefix, after in both], IGNORED)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
@@ -157,7 +157,7 @@ class ResidualLaboratory:
         if not path.exists():
             prefixes = [torch.tensor(row["prefix_ids"]) for row in self.rows(split)]
             drawn = sample_continuations(self.base, prefixes, count, self.proposal, 1, 1024)
-            padded, mask = pad_right([ids for own in drawn for ids in own], self.proposal.pad_id)
+            padded, mask = pad_right([ids for own in drawn for ids in own], self.tokenizer.pad_token_id)
             torch.save({"ids": padded.short(), "lengths": mask.sum(1)}, path)
         kept = torch.load(path)
         rows = [ids[:length].long() for ids, length in zip(kept["ids"], kept["lengths"].tolist(), strict=True)]
@@ -172,7 +172,7 @@ class ResidualLaboratory:
                 [torch.tensor(row[f"{name}_ids"]) for row in rows] for name in ("prefix", "continuation")
             )
             model = self.model(recipe, seed)
-            return lm_log_probs(model, prefixes, after, self.proposal.pad_id, 50)
+            return lm_log_probs(model, prefixes, after, self.tokenizer.pad_token_id, 50)
 
         return self.kept("log_probs", (recipe, seed, split), compute)
 

@@ -56,7 +56,7 @@ def run(argv: list[str]) -> None:
     lm, tokenizer = load_language_model(which, state.local_process_index)
     if isinstance(lm, ResidualEnergyModel):
         raise ValueError(f"model {which.model!r} is a residual model; negatives are of its language model")
-    end_ids, pad_id = special_tokens(lm)
+    end_ids, _ = special_tokens(lm)
     rows, count = read_continuations(data, tokenizer, lm)
     recipe = {"command": "negatives", **asdict(arguments), **asdict(data), **asdict(which), "rows": len(rows)}
     recipe["texts"] = hashlib.sha256(json.dumps(rows).encode()).hexdigest()  # other texts under the same name
@@ -68,9 +68,7 @@ def run(argv: list[str]) -> None:
     state.wait_for_everyone()
     known = {record["row"] for record in records.read()}
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
-    proposal = Proposal(
-        data.max_new_tokens, tuple(end_ids), pad_id, arguments.temperature, arguments.top_k, arguments.top_p
-    )
+    proposal = Proposal(data.max_new_tokens, tuple(end_ids), arguments.temperature, arguments.top_k, arguments.top_p)
     blocks = range(0, len(rows), arguments.texts_at_once)
     missing = [at for at in blocks if not known.issuperset(range(at, min(at + arguments.texts_at_once, len(rows))))]
     for at in missing[state.process_index :: state.num_processes]:

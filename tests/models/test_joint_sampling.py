@@ -26,7 +26,7 @@ from tests.models.residual_models import (
     toy_residual,
 )
 
-PROPOSAL = Proposal(LENGTH, (END,), PAD)
+PROPOSAL = Proposal(LENGTH, (END,))
 
 
 def distance(drawn, log_probs: torch.Tensor) -> float:
@@ -94,7 +94,7 @@ def test_models_with_states_that_cannot_be_repeated_run_without_sharing():
 def test_a_shared_prefix_changes_no_sample(family, monkeypatch):
     lm = tiny_causal(family)
     prefixes = [torch.tensor([0, 3, 4, 5]), torch.tensor([0, 7]), torch.tensor([0, 9, 9, 2])]
-    proposal = Proposal(5, (1,), 2)
+    proposal = Proposal(5, (1,))
     assert candidates_module.can_share_prefix(lm)
     shared = sample_continuations(lm, prefixes, 6, proposal, seed=3, rows_at_once=12)
     monkeypatch.setattr(candidates_module, "can_share_prefix", lambda model: False)

@@ -22,13 +22,11 @@ class Proposal(NamedTuple):
     Attributes:
         max_new_tokens: the length at which a continuation is stopped.
         end_ids: tokens that end one.
-        pad_id: what the language model pads with.
         temperature, top_k, top_p: warps; without them samples are of the language model itself.
     """
 
     max_new_tokens: int
     end_ids: tuple[int, ...]
-    pad_id: int
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -42,7 +40,8 @@ class Proposal(NamedTuple):
             top_p=1.0 if self.top_p is None else self.top_p,
             max_new_tokens=self.max_new_tokens,
             eos_token_id=list(self.end_ids) or None,
-            pad_token_id=self.pad_id,
+            # Rows that have ended; what stands behind their first end token is cut off.
+            pad_token_id=self.end_ids[0] if self.end_ids else None,
             use_cache=True,
         )
 

@@ -108,7 +108,7 @@ def residual_perplexity(
     before = check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
-    proposal = Proposal(max_new_tokens, tuple(model.end_ids), model.config.lm_pad_token_id)
+    proposal = Proposal(max_new_tokens, tuple(model.end_ids))
     energy, lower, upper, sample_sizes = [], [], [], []
     for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
         seeds = stream_seed(seed, row)

@@ -47,7 +47,7 @@ def clamped_energies(
              if len(ids) < max_new_tokens and not (len(ids) and int(ids[-1]) in ends)]  # fmt: skip
     whole: list[list[Tensor]] = [[ids.cpu()] for ids in starts]
     if open_:
-        proposal = Proposal(max_new_tokens - len(starts[0]), tuple(ends), model.config.lm_pad_token_id)
+        proposal = Proposal(max_new_tokens - len(starts[0]), tuple(ends))
         rows = [torch.cat([prefix, starts[number]]) for number in open_]
         drawn = sample_continuations(model.lm, rows, num_rollouts, proposal, seed, rows_at_once)
         for number, own in zip(open_, drawn, strict=True):
