@@ -161,7 +161,6 @@ class JointGenerationMixin(SettingsGenerationMixin):
         return Proposal(
             config.max_new_tokens,
             tuple(self.end_ids),
-            self.config.lm_pad_token_id,
             config.temperature,
             config.top_k,
             config.top_p,
