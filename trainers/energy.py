@@ -103,10 +103,14 @@ class EnergyTrainer(LossTermsMixin, Trainer):
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         sequences, scored = check_energy_inputs(energy_model, ids, mask, None, None, None)
         rows = torch.tensor(len(ids), device=ids.device)
+        loss, logged = 0.0, {}
+        if model is not energy_model:
+            # The passes below are of the model itself. A data-parallel wrapper averages gradients only of a step in
+            # which it was called, so it is, on one row that counts for nothing.
+            loss = 0 * model(input_ids=ids[:1], attention_mask=None if mask is None else mask[:1]).energy.sum()
         if self.args.objective == "mlm":
             terms = token_energies(energy_model._row_runner(), sequences, scored, "local")
-            return LossTerms(terms.sum(), rows)
-        loss, logged = 0.0, {}
+            return LossTerms(loss + terms.sum(), rows)
         for length, group in _by_length(scored).items():
             part = sequences._replace(
                 ids=sequences.ids[group], start=sequences.start[group.cpu()], stop=sequences.stop[group.cpu()]

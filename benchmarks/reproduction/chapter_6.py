@@ -7,6 +7,7 @@ them, and is evaluated by exact expectations under the true distribution: no tes
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -84,7 +85,7 @@ class EnergyLaboratory:
         held_out = max(10, recipe.size // 10)
         set_seed(seed)
         teacher = self._teacher(recipe.language, seed) if recipe.objective.startswith("kl") else None
-        work = self.folder / "energy.unfinished"
+        work = self.folder / f"energy-{digest(recipe, seed, self.scale.max_steps)}.unfinished"
         args = EnergyTrainingConfig(
             str(work), objective=recipe.objective, max_steps=self.scale.max_steps, learning_rate=recipe.learning_rate,
             per_device_train_batch_size=100, per_device_eval_batch_size=1000, lr_scheduler_type="cosine", seed=seed,
@@ -96,6 +97,7 @@ class EnergyLaboratory:
             fresh_model(), args, teacher=teacher, train_dataset=rows[held_out:], eval_dataset=rows[:held_out]
         )
         trainer.train()
+        shutil.rmtree(work)
         print(f"  {recipe} seed {seed}", flush=True)
         return trainer.model
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
 
@@ -31,6 +32,24 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task_loss_runs(tmp_path_factory):
     return run_both(tmp_path_factory.mktemp("task_loss"), "tests.trainers.task_loss_run")
+
+
+@pytest.fixture(scope="module")
+def energy_runs(tmp_path_factory):
+    return run_both(tmp_path_factory.mktemp("energies"), "tests.trainers.energy_run")
+
+
+@pytest.mark.parametrize("kind", ENERGY_KINDS)
+def test_updates_of_energies_are_those_of_one_process(kind, energy_runs):
+    (one_log, one), (two_log, two), (_, other) = (
+        torch.load(energy_runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-9, rtol=1e-6)
+        assert torch.equal(two[name], other[name])
+    for name, value in one_log.items():
+        if name not in ("learning_rate", "epoch", "step"):
+            assert two_log[name] == pytest.approx(value, rel=1e-5, abs=1e-8), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
