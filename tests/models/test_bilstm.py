@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
+from hf_ebm.models.lstm.factored_partition import factored_log_partition
 from hf_ebm.objectives.enumerated import energies_from_contexts
 
 ROLES = dict(
@@ -82,3 +83,12 @@ def test_the_loss_is_the_cross_entropy_of_its_labels():
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         BiLSTMMaskedLMConfig(**{"vocab_size": 20, **settings})
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("frame", [([1], [2]), ([], []), ([1, 7], [5, 2])])
+def test_log_partition_by_factors_equals_enumeration(length, frame):
+    model, tokens = tiny_bilstm(), torch.tensor([4, 6, 8])
+    tables = [table[:, tokens] for table in model.context_logits(*frame, tokens, length)]
+    expected = float((-energies_from_contexts(tables)).flatten().logsumexp(0))
+    assert factored_log_partition(model, *frame, tokens, length) == pytest.approx(expected, abs=1e-10)
