@@ -86,6 +86,7 @@ def _residual(model: ResidualEnergyModel, rows: list[dict], arguments, data) -> 
         "tokens": int(found.num_tokens.sum()),
         "base_perplexity": found.base_perplexity,
         "perplexity": ranges,
+        "sampling_error": found.sampling_error,
         "mean_effective_sample_size": float(found.effective_sample_size.mean()),
     }
     records = [

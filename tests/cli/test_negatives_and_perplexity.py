@@ -189,6 +189,7 @@ def test_perplexity_of_a_residual_model_is_the_librarys(folders, tmp_path, capsy
         num_samples=[20, 50], seed=2,
     )  # fmt: skip
     assert [entry["num_samples"] for entry in printed["perplexity"]] == [20, 50]
+    assert printed["sampling_error"] == pytest.approx(expected.sampling_error, rel=1e-5)
     for name in ("lower", "upper"):
         found = [entry[name] for entry in printed["perplexity"]]
         assert found == pytest.approx(getattr(expected, name).tolist(), rel=1e-6)

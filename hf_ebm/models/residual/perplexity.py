@@ -64,6 +64,16 @@ class ResidualPerplexity(ModelOutput):
         """(S,) upper estimates of the perplexity."""
         return self._perplexity(self.log_partition_upper)
 
+    @property
+    def sampling_error(self) -> float:
+        """Standard error of the perplexity that comes of finite samples, for the largest number of them.
+
+        The gap between the two estimates falls with their number, this with its root only: it is the larger one. A
+        row's log Z has the variance `1 / ESS - 1 / n` (delta method); errors of rows are independent.
+        """
+        variances = (1 / self.effective_sample_size - 1 / self.num_samples[-1]).clamp(min=0)
+        return float(self.lower[-1] * variances.sum().sqrt() / self.num_tokens.sum())
+
     def _perplexity(self, log_partition: Tensor) -> Tensor:
         nats = (self.energy - self.lm_log_prob)[:, None] + log_partition
         return (nats.sum(0) / self.num_tokens.sum()).exp()
