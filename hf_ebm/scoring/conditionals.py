@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_ebm.scoring.energies import energy_terms
+from hf_ebm.scoring.energies import energy_terms, token_energy
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
 
 
@@ -55,7 +55,8 @@ def conditional_log_probs(
     """True conditionals `log p(y_t = w | the other tokens)` at each scored position, (N, V), in nats, differentiable.
 
     All T (1 + V (T - 1)) masked rows of a sequence of T scored positions are one pool: the term of a position itself is
-    the same row whatever its token.
+    the same row whatever its token. Of a model whose logits don't depend on the token they stand at (`reads_own_token`
+    is False) T (1 + V) rows are enough, with nothing masked.
 
     Args:
         scored: (B, T) bool; N positions in all, in the order of `scored.nonzero()`.
@@ -69,9 +70,30 @@ def conditional_log_probs(
     changed = sequences.ids[source[which]].scatter(1, position[which, None], tokens.repeat(len(source))[:, None])
     variants = Sequences(changed, sequences.start[source[which].cpu()], sequences.stop[source[which].cpu()])
     others = scored[source[which]].scatter(1, position[which, None], False)
-    variant, other = others.nonzero(as_tuple=True)
     energies = own.new_zeros(len(which))
-    if len(variant):
-        terms = energy_terms(runner, variants, variant, other, energy)
-        energies = energies.index_add(0, variant, terms)
+    if bool(others.any()):
+        together = not getattr(runner.position_logits.model, "reads_own_token", True)
+        energies = (_sums_of_whole_rows if together else _sums_of_masked_rows)(runner, variants, others, energy)
     return (own - energies.view(len(source), count)).log_softmax(-1)
+
+
+def _sums_of_masked_rows(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
+    """Sums of energy terms over scored positions, (B,), each position masked in a row of its own."""
+    source, position = scored.nonzero(as_tuple=True)
+    terms = energy_terms(runner, sequences, source, position, energy)
+    return terms.new_zeros(len(scored)).index_add(0, source, terms)
+
+
+def _sums_of_whole_rows(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
+    """The same from one row a sequence, for a model that doesn't read the token it predicts."""
+    longest = int(scored.sum(1).max())
+    read = scored.int().argsort(dim=1, descending=True, stable=True)[:, :longest]
+    kept, tokens = scored.gather(1, read), sequences.ids.gather(1, read)
+    source = torch.arange(len(scored), device=scored.device)
+    rows = MaskedRows(source, source.new_empty(len(source), 0), torch.where(kept, read, read[:, :1]))
+
+    def total(logits: Tensor, numbers: Tensor, ids: Tensor) -> Tensor:
+        terms = token_energy(logits, tokens[numbers], energy)
+        return terms.masked_fill(~kept[numbers], 0).sum(1)
+
+    return runner(sequences, rows, total)

@@ -62,12 +62,12 @@ def test_a_half_written_output_is_completed(model_folder, tmp_path, whole):
 # Runs the command and kills itself, as `kill -9` would, at the n-th call of a function.
 KILLED = """
 import os, signal, sys
-from hf_ebm.cli import chain_records, main
+from hf_ebm.cli import main, run_records
 from hf_ebm.models.energy import generation_energy
 
 generation_energy._SECONDS_BETWEEN_SAVES = -1.0  # a state after every epoch
 place, at, half_line = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "half"
-owner, name = {"append": (chain_records.ChainRecords, "append"), "epoch": (generation_energy, "run_epoch")}[place]
+owner, name = {"append": (run_records.RunRecords, "append"), "epoch": (generation_energy, "run_epoch")}[place]
 plain, calls = getattr(owner, name), 0
 
 def dying(*arguments):
@@ -76,7 +76,7 @@ def dying(*arguments):
     if calls == at:
         if half_line:
             with open(arguments[0].lines, "a") as file:
-                file.write(chain_records.to_json(arguments[1][0])[:25])
+                file.write(run_records.to_json(arguments[1][0])[:25])
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(*arguments)
 
@@ -156,7 +156,7 @@ def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, caps
     before = output.read_text()
     with pytest.raises(SystemExit):
         run(*arguments, "--seed", "2")
-    assert output.read_text() == before and "another model, prompts or settings" in capsys.readouterr().err
+    assert output.read_text() == before and "another model, data or settings" in capsys.readouterr().err
 
 
 def test_standard_output_is_json_lines(model_folder):

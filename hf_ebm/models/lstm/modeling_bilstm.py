@@ -90,6 +90,8 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
         config: sizes.
     """
 
+    reads_own_token = False  # so that nothing need be masked
+
     def __init__(self, config: BiLSTMMaskedLMConfig):
         super().__init__(config)
         self.bilstm = BiLSTMModel(config)
