@@ -17,7 +17,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.rows import MaskedRows
-from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
+from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 OBJECTIVES = ("mle", "pll", "mlm", "kl", "kl+pll")
 
@@ -51,7 +51,7 @@ class EnergyTrainingConfig(TrainingArguments):
         self.remove_unused_columns = False
 
 
-class EnergyTrainer(LossTermsMixin, Trainer):
+class EnergyTrainer(RowLossMixin, Trainer):
     """Trains the masked language model of an `EnergyModel`, for the energy that the model has.
 
     Rows are `input_ids`, with the tokenizer's special tokens. The random variable is what is no special token; it
@@ -68,6 +68,7 @@ class EnergyTrainer(LossTermsMixin, Trainer):
     """
 
     config_class = EnergyTrainingConfig
+    row_key = "input_ids"
 
     def __init__(self, model=None, args=None, *, teacher: EnergyModel | None = None, **kwargs):
         kwargs.setdefault("data_collator", EnergyCollator(model))
@@ -85,12 +86,6 @@ class EnergyTrainer(LossTermsMixin, Trainer):
             raise ValueError(f"model must be an EnergyModel, got {type(model).__name__}")
         if model.mlm.config.is_encoder_decoder:
             raise ValueError(f"model: {type(model.mlm).__name__} is an encoder-decoder, whose energy is conditional")
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batch_samples), device=device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            rows = self.accelerator.gather(rows).sum()
-        return rows
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without ids."""
@@ -184,12 +179,6 @@ class EnergyTrainer(LossTermsMixin, Trainer):
         rows = MaskedRows(source, position[:, None], position[:, None])
         runner = self.teacher._row_runner()
         return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The objective, without predictions."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
 
 
 class EnergyCollator:

@@ -122,3 +122,24 @@ class LossTermsMixin:
         averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in averages.items()})
         return output
+
+
+class RowLossMixin(LossTermsMixin):
+    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone.
+
+    Subclasses name in `row_key` the entry of a batch that has one element a row.
+    """
+
+    row_key: str
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        rows = torch.tensor(sum(len(batch[self.row_key]) for batch in batch_samples), device=device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            rows = self.accelerator.gather(rows).sum()
+        return rows
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The objective, without predictions."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach(), None, None

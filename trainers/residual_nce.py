@@ -14,7 +14,7 @@ from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
-from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
+from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ResidualNCEConfig(TrainingArguments):
         self.remove_unused_columns = False
 
 
-class ResidualNCETrainer(LossTermsMixin, Trainer):
+class ResidualNCETrainer(RowLossMixin, Trainer):
     """Trains E by telling continuations of the data from the language model's (Deng et al. 2020, equation 3).
 
     Rows have `prefix_ids`, `continuation_ids` and, unless `online`, `negatives`: lists of the language model's ids, the
@@ -63,6 +63,7 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
     """
 
     config_class = ResidualNCEConfig
+    row_key = "prefix_lengths"
 
     def __init__(self, model=None, args=None, **kwargs):
         kwargs.setdefault("data_collator", collate_rows)
@@ -76,12 +77,6 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
             raise ValueError(f"model must be a ResidualEnergyModel, got {type(model).__name__}")
         if model.lm is None:
             raise ValueError("model has no language model; load it with from_pretrained")
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        rows = torch.tensor(sum(len(batch["prefix_lengths"]) for batch in batch_samples), device=device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            rows = self.accelerator.gather(rows).sum()
-        return rows
 
     def objective(self, model, inputs):
         """Energies of the batch's real and generated rows in one forward pass."""
@@ -145,12 +140,6 @@ class ResidualNCETrainer(LossTermsMixin, Trainer):
             both = self.accelerator.gather(torch.stack([sums, total.log()])[None])
             averages["log_self_normalizer"] = float(both[:, 0].logsumexp(0) - both[:, 1].logsumexp(0))
         return averages
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The objective, without predictions."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None
 
 
 def collate_rows(rows: list[dict]) -> dict[str, Tensor]:

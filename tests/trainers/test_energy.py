@@ -77,11 +77,16 @@ def arguments(folder, objective: str, **changes) -> EnergyTrainingConfig:
 
 @pytest.mark.parametrize("kind", ["bert", "bilstm"])
 @pytest.mark.parametrize("energy", ["raw", "local"])
-@pytest.mark.parametrize("objective", ["mle", "pll", "mlm", "kl", "kl+pll"])
-@pytest.mark.parametrize("way", ["enumerated", "packed", "accumulated"])
+@pytest.mark.parametrize(
+    "objective, way",
+    [
+        (objective, way)
+        for objective in ("mle", "pll", "mlm", "kl", "kl+pll")
+        for way in ("enumerated", "packed", "accumulated")
+        if (objective, way) != ("mle", "packed")  # the likelihood is enumerated or not at all
+    ],
+)
 def test_a_step_equals_one_by_hand(tmp_path, kind, energy, objective, way):
-    if objective == "mle" and way == "packed":
-        pytest.skip("the likelihood is enumerated or not at all")
     teacher = make(kind, "raw", seed=3) if "kl" in objective else None
     model, reference = make(kind, energy), make(kind, energy)
     loss = loss_by_hand(reference, objective, ROWS, teacher)
