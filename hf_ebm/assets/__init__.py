@@ -2,7 +2,9 @@
 
 - `kjv_masked_lm/`: a small masked language model of King James Bible clauses, its tokenizer, card and held-out text.
 - `kjv_causal_lm/`: a small causal language model of whole verses, with the same tokenizer and held-out verses.
-- `train_masked_lm.py`, `train_causal_lm.py` train them, `write_card.py` writes their cards, `embedding.py` is shared.
+- `cmudict_masked_lm/`, `cmudict_encoder_decoder/`: pronunciation of English words, letters to phonemes, by a masked
+  language model and by one of BART's shape; `cmudict_length/`: the number of phonemes of a word.
+- `train_masked_lm.py`, `train_causal_lm.py`, `train_pronunciation.py` train them, `write_card.py` writes their cards, `embedding.py` is shared.
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ from hf_ebm.data.kjv import split_held_out
 
 KJV_MASKED_LM = Path(__file__).parent / "kjv_masked_lm"
 KJV_CAUSAL_LM = Path(__file__).parent / "kjv_causal_lm"
+PRONUNCIATION = {
+    "masked": Path(__file__).parent / "cmudict_masked_lm",
+    "encoder_decoder": Path(__file__).parent / "cmudict_encoder_decoder",
+}
+CMUDICT_LENGTH = Path(__file__).parent / "cmudict_length"
 
 
 def load_embedded(energy: str = "local", **kwargs):
@@ -60,3 +67,27 @@ def load_embedded_causal(**kwargs):
 def held_out_verses() -> tuple[list[str], list[str]]:
     """Verses that neither embedded model was trained on: validation (it chose the causal model's epoch), and test."""
     return split_held_out((KJV_CAUSAL_LM / "held_out.txt").read_text(encoding="utf-8").splitlines())
+
+
+def load_embedded_pronunciation(kind: str = "masked", energy: str = "local"):
+    """An embedded model of English pronunciation as an `EnergyModel`, with its tokenizer and its model of lengths.
+
+    Sources are letters, "h e l l o", targets phonemes without stress, "HH AH L OW"; see `generate_from_sources`.
+
+    Args:
+        kind: `"masked"` (letters and phonemes in one row) or `"encoder_decoder"` (of BART's shape: the letters in the
+            encoder; its decoder is causal, so a phoneme's conditional depends on those before it alone).
+        energy: `"local"` or `"raw"`.
+
+    Returns:
+        `(model, tokenizer, length_model)`, in float32.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from hf_ebm.models.energy import EnergyModel
+
+    if kind not in PRONUNCIATION:
+        raise ValueError(f"kind must be one of {', '.join(PRONUNCIATION)}, got {kind!r}")
+    model = EnergyModel.from_pretrained(PRONUNCIATION[kind], energy=energy, dtype=torch.float32)
+    lengths = AutoModelForSequenceClassification.from_pretrained(CMUDICT_LENGTH, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(PRONUNCIATION[kind]), lengths.eval()

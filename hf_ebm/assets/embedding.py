@@ -59,12 +59,13 @@ def describe_phase(module: str, arguments, minutes: float, processes: int) -> di
 
 
 def save_embedded(
-    output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, held_out: list[str], results: dict
+    output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, held_out: list[str] | None, results: dict
 ) -> None:
-    """Writes the model in half precision, its tokenizer, the held-out texts and `training_results.json`."""
+    """Writes the model in half precision, its tokenizer, held-out texts if any, and `training_results.json`."""
     output.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(output)
     tokenizer.save_pretrained(output)
-    (output / "held_out.txt").write_text("\n".join(held_out) + "\n", encoding="utf-8")
+    if held_out is not None:
+        (output / "held_out.txt").write_text("\n".join(held_out) + "\n", encoding="utf-8")
     (output / "training_results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=2))

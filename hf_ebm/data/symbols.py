@@ -11,21 +11,23 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hf_ebm.objectives.token_losses import IGNORED
 
 PAD, BOS, EOS, UNK = SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
+MASK = "<mask>"
 Rows = list[list[int]]
 
 
 def symbol_tokenizer(
-    targets: Iterable[str], sources: Iterable[str], model_max_length: int = 512
+    targets: Iterable[str], sources: Iterable[str], model_max_length: int = 512, masks: bool = False
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with one id for each symbol of texts whose symbols are separated by spaces.
 
-    Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, then the symbols of the targets in sorted order, then those of the
+    Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, with `masks` `<mask>` 4, then the symbols of the targets in sorted order, then those of the
     sources that no target has, in sorted order. So a decoder needs the first `num_target_ids` ids alone. Every encoded
     text, as `text` or `text_target`, ends with `</s>`; decoding with `skip_special_tokens=True` gives the text back.
 
     Args:
         targets, sources: texts, for example the columns of a training split.
         model_max_length: the most tokens of a text, with `</s>`.
+        masks: for a masked language model. A pair of texts is encoded as the one, `</s>`, the other, `</s>`.
 
     Raises `ValueError` for a single text in place of a list, no target symbol, a symbol that contains a special token
     (it could not be told from it), and `model_max_length` below 1.
@@ -36,7 +38,8 @@ def symbol_tokenizer(
     if not target_symbols:
         raise ValueError("targets must hold one symbol or more, got none")
     source_symbols = _symbols(sources, "sources") - target_symbols
-    vocabulary = [*SPECIAL_SYMBOLS, *sorted(target_symbols), *sorted(source_symbols)]
+    special = [*SPECIAL_SYMBOLS, MASK] if masks else [*SPECIAL_SYMBOLS]
+    vocabulary = [*special, *sorted(target_symbols), *sorted(source_symbols)]
     backend = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(vocabulary)}, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(
@@ -44,9 +47,10 @@ def symbol_tokenizer(
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, padding_side="right",
+        **({"mask_token": MASK} if masks else {}),
         clean_up_tokenization_spaces=False, model_max_length=model_max_length,
         # Not an option of Transformers: kept in tokenizer_config.json with the others.
-        num_target_ids=len(SPECIAL_SYMBOLS) + len(target_symbols),
+        num_target_ids=len(special) + len(target_symbols),
     )  # fmt: skip
 
 
@@ -81,7 +85,7 @@ def encode_pairs(
     in a text and would be read as padding, start or end, and for a target with a symbol that the tokenizer does not
     know or that no target had when the `symbol_tokenizer` was made. Also for a dataset without rows or these columns.
     """
-    limits = _limits(tokenizer, max_source_length, max_target_length)
+    limits = length_limits(tokenizer, max_source_length, max_target_length)
 
     def tokenize(sources: list[str], targets: list[str]) -> tuple[Rows, Rows]:
         settings = {"padding": False, "truncation": False}
@@ -91,7 +95,7 @@ def encode_pairs(
     def columns(sources: Rows, targets: Rows, places: list[str]) -> dict[str, Rows]:
         return {"input_ids": sources, "attention_mask": [[1] * len(ids) for ids in sources], "labels": targets}
 
-    return _encode_splits(dataset, tokenizer, limits, tokenize, columns)
+    return encode_splits(dataset, tokenizer, limits, tokenize, columns)
 
 
 def encode_completions(
@@ -120,7 +124,7 @@ def encode_completions(
     Nothing is cut. Raises `ValueError` as `encode_pairs` does, and for a row whose prompt has no token, a row that is
     too long as a whole, and a target that holds the end token.
     """
-    limits = _limits(tokenizer, max_source_length, max_target_length)
+    limits = length_limits(tokenizer, max_source_length, max_target_length)
     _check_limit("max_length", max_length)
     most = tokenizer.model_max_length if max_length is None else max_length
     prompt_ids = prompt_encoder(tokenizer, end_id)
@@ -144,12 +148,13 @@ def encode_completions(
         labels = [[IGNORED] * len(prompt) + target for prompt, target in zip(sources, targets, strict=True)]
         return {"input_ids": whole, "attention_mask": [[1] * len(ids) for ids in whole], "labels": labels}
 
-    return _encode_splits(dataset, tokenizer, limits, tokenize, columns)
+    return encode_splits(dataset, tokenizer, limits, tokenize, columns)
 
 
-def _limits(
+def length_limits(
     tokenizer: PreTrainedTokenizerBase, max_source_length: int | None, max_target_length: int | None
 ) -> dict[str, int]:
+    """The most tokens of a `source` and of a `target`: what is given, else the tokenizer's own limit."""
     _check_limit("max_source_length", max_source_length)
     _check_limit("max_target_length", max_target_length)
     return {
@@ -198,12 +203,13 @@ def _symbols(texts: Iterable[str], name: str) -> set[str]:
         raise ValueError(f"{name} must be a list of texts, got one text, {texts!r}")
     symbols = {symbol for text in texts for symbol in text.split()}
     for symbol in sorted(symbols):
-        if any(special in symbol for special in SPECIAL_SYMBOLS):
-            raise ValueError(f"{name} must not hold {', '.join(SPECIAL_SYMBOLS)}, got the symbol {symbol!r}")
+        if any(special in symbol for special in (*SPECIAL_SYMBOLS, MASK)):
+            raise ValueError(f"{name} must not hold {', '.join((*SPECIAL_SYMBOLS, MASK))}, got the symbol {symbol!r}")
     return symbols
 
 
-def _encode_splits(dataset: Dataset | DatasetDict, *how) -> Dataset | DatasetDict:
+def encode_splits(dataset: Dataset | DatasetDict, *how) -> Dataset | DatasetDict:
+    """Checks and encodes every split; `how` are the arguments of `_encode` behind the place."""
     if isinstance(dataset, DatasetDict):
         return DatasetDict({split: _encode(rows, f" of split {split!r}", *how) for split, rows in dataset.items()})
     return _encode(dataset, "", *how)

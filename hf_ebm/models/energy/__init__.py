@@ -1,6 +1,7 @@
 """`EnergyModel`: any masked language model as an energy model, with its configuration, scoring and generation."""
 
+from hf_ebm.models.energy.conditional_energy import ConditionalGenerationOutput, length_log_probs
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.modeling_energy import EnergyModel, EnergyOutput
 
-__all__ = ["EnergyConfig", "EnergyModel", "EnergyOutput"]
+__all__ = ["ConditionalGenerationOutput", "EnergyConfig", "EnergyModel", "EnergyOutput", "length_log_probs"]

@@ -1,10 +1,15 @@
-"""Texts to ids for scoring: tokenized once, with what is context, what is scored, and which pieces form a word."""
+"""Texts to ids: tokenized once, with what is context, what is scored, and which pieces form a word.
+
+Also rows of a source and a target, whose place a placeholder, one mask, holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.models.position_limits import max_length
 
@@ -155,3 +160,29 @@ def _with_trimmed_spaces(offsets: list[tuple[int, int]]) -> list[tuple[int, int]
         widened.append((start, end))
         end_before = max(end_before, end)
     return widened
+
+
+def check_mask_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises `ValueError` for a tokenizer without a mask token."""
+    if tokenizer.mask_token_id is None:
+        raise ValueError(f"tokenizer must have a mask token, got {type(tokenizer).__name__} without one")
+
+
+def rows_with_placeholder(tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]) -> list[list[int]]:
+    """Each source as the first of a pair whose second is one mask."""
+    masks = [tokenizer.mask_token] * len(sources)
+    return tokenizer(text=list(sources), text_pair=masks, padding=False, truncation=False)["input_ids"]
+
+
+def target_placeholder(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """One mask as the target of an encoder-decoder."""
+    return tokenizer(text_target=tokenizer.mask_token, padding=False, truncation=False)["input_ids"]
+
+
+def fill_placeholder(
+    tokenizer: PreTrainedTokenizerBase, row: list[int], target: list[int]
+) -> tuple[list[int], list[bool]]:
+    """The row with its last mask replaced by the target's tokens, and which ones these are."""
+    at = len(row) - 1 - row[::-1].index(tokenizer.mask_token_id)
+    behind = row[at + 1 :]
+    return [*row[:at], *target, *behind], [False] * at + [True] * len(target) + [False] * len(behind)

@@ -73,6 +73,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         encoder_attention_mask: Tensor | None = None,
         extra_energies: Sequence[ExtraEnergy] = (),
         chain_keys: Sequence[tuple[int, int]] | None = None,
+        chain_rows: Sequence[int] | None = None,
         save_state_to: str | Path | None = None,
         resume_from: str | Path | None = None,
         token_budget: int | None = None,
@@ -101,6 +102,8 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
                 divided by the temperature with it; infinity forbids. See also `hf_ebm.sampling.target.TextEnergy`.
             chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
                 the same whichever others run beside it, so chains can be divided over calls and processes.
+            chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains of
+                one prompt can have other lengths, or start elsewhere.
             save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted.
             resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
                 longer, other settings must agree. Processors, criteria and extra energies are to be given again.
@@ -125,12 +128,12 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         extra = _checked_extra_energies(extra_energies)
         with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
-                given = [name for name, value in {**inputs, "chain_keys": chain_keys}.items() if value is not None]
+                given = [name for name, value in {**inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}.items() if value is not None]
                 if given:
                     raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
                 job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
             else:
-                job = self._begin(generation_config, overrides, inputs, chain_keys, extra, token_budget)
+                job = self._begin(generation_config, overrides, inputs, (chain_keys, chain_rows), extra, token_budget)
             processors = _proposal_processors(job.config, logits_processor)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
             if job.config.kernel != "metropolis_hastings" and extra:
@@ -149,7 +152,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
                 ) from error
         return _output(job._replace(run=run), confidence)
 
-    def _begin(self, generation_config, overrides, inputs, chain_keys, extra, token_budget) -> _Job:
+    def _begin(self, generation_config, overrides, inputs, which_chains, extra, token_budget) -> _Job:
         asked = generation_config or ChainGenerationConfig()
         config = asked.resolved(self.generation_config, overrides)
         if inputs["input_ids"] is not None and (asked.lengths or overrides.get("lengths")):
@@ -157,7 +160,8 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
-        chains = build_chains(self, config, chain_keys, inputs)
+        chain_keys, chain_rows = which_chains
+        chains = build_chains(self, config, chain_keys, inputs, chain_rows)
         target = self._target(chains, support, extra, token_budget)
         keys = [list(key) for key in chains.keys]
         recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}

@@ -11,6 +11,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import ModelOutput
 
+from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
@@ -41,7 +42,7 @@ class EnergyOutput(ModelOutput):
     token_energies: torch.FloatTensor | None = None
 
 
-class EnergyModel(PreTrainedModel, EnergyGenerationMixin, EnergyScoringMixin):
+class EnergyModel(PreTrainedModel, EnergyGenerationMixin, ConditionalGenerationMixin, EnergyScoringMixin):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of

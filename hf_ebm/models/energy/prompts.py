@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -65,14 +66,21 @@ def proposal_support(model, suppress_tokens: list[int] | None) -> Tensor:
 
 
 def build_chains(
-    model, config: ChainGenerationConfig, chain_keys: Sequence[tuple[int, int]] | None, inputs: dict[str, Tensor | None]
+    model,
+    config: ChainGenerationConfig,
+    chain_keys: Sequence[tuple[int, int]] | None,
+    inputs: dict[str, Tensor | None],
+    chain_rows: Sequence[int] | None = None,
 ) -> Chains:
     """The chains for prompts given as inputs, or for `config.lengths` without any.
 
     Args:
         chain_keys: `(prompt, chain)` of the chains to run; by default `config.num_chains` for every prompt.
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
+        chain_rows: the row of the inputs that each of `chain_keys` starts from; by default its prompt.
     """
+    if chain_rows is not None:
+        _check_chain_rows(chain_rows, chain_keys, inputs["input_ids"])
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     if inputs["input_ids"] is None:
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
@@ -84,13 +92,14 @@ def build_chains(
         sequences = sequences._replace(context=context)
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         _check_rows(inputs)
-        keys = _checked_keys(chain_keys, len(inputs["input_ids"]), config.num_chains)
+        prompts = len(inputs["input_ids"])
+        keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, *(inputs[name] for name in ("input_ids", "attention_mask", "free_mask")))
         context = encode_context(
-            model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], len(inputs["input_ids"])
+            model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts
         )
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
-        sequences, free = _copied(checked, torch.tensor([key.prompt for key in keys]))
+        sequences, free = _copied(checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else list(chain_rows)))
     ids = sequences.ids
     masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
@@ -100,14 +109,26 @@ def build_chains(
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
 
 
-def _checked_keys(chain_keys, prompts: int, num_chains: int) -> list[ChainKey]:
+def _check_chain_rows(chain_rows, chain_keys, input_ids: Tensor | None) -> None:
+    if chain_keys is None or input_ids is None:
+        raise ValueError("chain_rows was given without chain_keys and input_ids; it says which row each chain takes")
+    if len(chain_rows) != len(chain_keys) or not all(is_whole(row) and 0 <= row < len(input_ids) for row in chain_rows):
+        raise ValueError(
+            f"chain_rows must be {len(chain_keys)} numbers of rows from 0 to {len(input_ids) - 1}, one for each of "
+            f"chain_keys, got {list(chain_rows)[:5]}"
+        )
+
+
+def _checked_keys(chain_keys, prompts: int | None, num_chains: int) -> list[ChainKey]:
+    """The chains; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
     if chain_keys is None:
         chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(num_chains)]
     keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
-    wrong = [tuple(key) for key in keys if not (0 <= key.prompt < prompts and key.chain >= 0)]
+    allowed = "from 0 up" if prompts is None else f"below {prompts}"
+    wrong = [tuple(key) for key in keys if min(key) < 0 or (prompts is not None and key.prompt >= prompts)]
     if wrong or not keys or len(set(keys)) != len(keys):
         raise ValueError(
-            f"chain_keys must be different pairs (prompt below {prompts}, chain from 0 up), at least one; "
+            f"chain_keys must be different pairs (prompt {allowed}, chain from 0 up), at least one; "
             f"got {wrong[:3] or list(chain_keys)[:3]}"
         )
     return keys

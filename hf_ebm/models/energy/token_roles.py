@@ -34,6 +34,8 @@ def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]
         raise ValueError(f"tokenizer: its mask token has id {mask_id}, the model's vocabulary has {vocab_size} ids")
     excluded = {i for token, i in vocabulary.items() if _PLACEHOLDER.match(token)}
     excluded |= set(range(vocab_size)) - set(vocabulary.values())
+    # A `symbol_tokenizer` says which symbols targets are made of; the others occur in sources alone.
+    excluded |= set(range(tokenizer.init_kwargs.get("num_target_ids", vocab_size), vocab_size))
     # Tokens added as special but without a role of their own (<|endoftext|>, say) are not among `all_special_ids`.
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     special = set(tokenizer.all_special_ids) | added

@@ -1,0 +1,156 @@
+"""Trains the embedded models of English pronunciation on the CMU Pronouncing Dictionary (extra `hf_ebm[data]`).
+
+    python -m hf_ebm.assets.train_pronunciation --kind masked --output_dir hf_ebm/assets/cmudict_masked_lm --work_dir w1
+    python -m hf_ebm.assets.train_pronunciation --kind encoder_decoder \\
+        --output_dir hf_ebm/assets/cmudict_encoder_decoder --work_dir w2
+    python -m hf_ebm.assets.train_pronunciation --kind length --output_dir hf_ebm/assets/cmudict_length --work_dir w3
+
+`masked` fills in phonemes in the row "letters </s> phonemes </s>"; `encoder_decoder`, of BART's shape, reads the letters
+in its encoder; `length` gives the log probabilities of the number of phonemes, from which lengths are drawn. Words with
+several pronunciations are as many rows. The weights of the epoch with the lowest validation loss are kept; writes fp16
+safetensors, the tokenizer and `training_results.json`. An interrupted run goes on when the command is given again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DataCollatorWithPadding,
+    HfArgumentParser,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForSequenceClassification,
+    PreTrainedModel,
+    Trainer,
+)
+
+from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
+from hf_ebm.data.cmudict_tasks import load_g2p
+from hf_ebm.data.conditional import MaskedTargetCollator, encode_conditional
+from hf_ebm.data.symbols import plain_ids, symbol_tokenizer
+
+MAX_POSITIONS = 48
+
+
+@dataclass
+class ScriptArguments:
+    output_dir: str = field(metadata={"help": "Folder the finished model is written to."})
+    work_dir: str = field(metadata={"help": "Folder for checkpoints."})
+    kind: str = field(default="masked", metadata={"help": "masked, encoder_decoder or length."})
+    hidden_size: int = field(default=128)
+    intermediate_size: int = field(default=256)
+    num_hidden_layers: int = field(default=4, metadata={"help": "Of an encoder-decoder: half of them on each side."})
+    num_attention_heads: int = field(default=4)
+    dropout: float = field(default=0.0)
+    epochs: float = field(default=12)
+    batch_size: int = field(default=128)
+    learning_rate: float = field(default=3e-3)
+    weight_decay: float = field(default=0.05)
+    warmup_steps: int = field(default=300)
+    max_train: int | None = field(default=None, metadata={"help": "Rows of train; by default all."})
+    threads: int = field(default=1)
+    seed: int = field(default=0)
+
+
+def fresh_model(arguments: ScriptArguments, tokenizer, num_lengths: int) -> PreTrainedModel:
+    """A small pre-norm encoder with a head for tokens or lengths, or a small BART."""
+    size, layers = arguments.hidden_size, arguments.num_hidden_layers
+    ends = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
+    if arguments.kind == "encoder_decoder":
+        return BartForConditionalGeneration(
+            BartConfig(
+                vocab_size=len(tokenizer), d_model=size, max_position_embeddings=MAX_POSITIONS,
+                encoder_layers=layers // 2, decoder_layers=layers // 2,
+                encoder_ffn_dim=arguments.intermediate_size, decoder_ffn_dim=arguments.intermediate_size,
+                encoder_attention_heads=arguments.num_attention_heads,
+                decoder_attention_heads=arguments.num_attention_heads,
+                dropout=arguments.dropout, decoder_start_token_id=tokenizer.eos_token_id,
+                forced_eos_token_id=None, **ends,
+            )
+        )  # fmt: skip
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=size, intermediate_size=arguments.intermediate_size,
+        num_hidden_layers=layers, num_attention_heads=arguments.num_attention_heads,
+        mlp_dropout=arguments.dropout, max_position_embeddings=MAX_POSITIONS, global_attn_every_n_layers=1,
+        num_labels=num_lengths, classifier_pooling="mean", problem_type="single_label_classification",
+        cls_token_id=tokenizer.bos_token_id, sep_token_id=tokenizer.eos_token_id, **ends,
+    )  # fmt: skip
+    return ModernBertForMaskedLM(config) if arguments.kind == "masked" else ModernBertForSequenceClassification(config)
+
+
+def load_rows(arguments: ScriptArguments) -> tuple[dict[str, Dataset], object, int]:
+    """Encoded rows of each split, the tokenizer, and one more than the longest target."""
+    splits = load_g2p(arguments.max_train)
+    tokenizer = symbol_tokenizer(splits["train"]["target"], splits["train"]["source"], MAX_POSITIONS, masks=True)
+    pairs = {
+        split: Dataset.from_list(
+            [
+                {"source": row["source"], "target": target}
+                for row in rows
+                for target in row["references"]
+            ]
+        )
+        for split, rows in splits.items()
+    }
+    num_lengths = 1 + max(len(target.split()) for rows in pairs.values() for target in rows["target"])
+    if arguments.kind == "length":
+        rows = {
+            split: Dataset.from_dict(
+                {
+                    "input_ids": tokenizer(list(part["source"]))["input_ids"],
+                    "label": [len(ids) for ids in plain_ids(tokenizer, list(part["target"]))],
+                }
+            )
+            for split, part in pairs.items()
+        }
+    else:
+        rows = {
+            split: encode_conditional(part, tokenizer, arguments.kind == "encoder_decoder")
+            for split, part in pairs.items()
+        }
+    return rows, tokenizer, num_lengths
+
+
+def main(arguments: ScriptArguments) -> None:
+    """Trains, evaluates and writes the model."""
+    if arguments.kind not in ("masked", "encoder_decoder", "length"):
+        raise ValueError(f"kind must be masked, encoder_decoder or length, got {arguments.kind!r}")
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    rows, tokenizer, num_lengths = load_rows(arguments)
+    model = fresh_model(arguments, tokenizer, num_lengths)
+    if arguments.kind == "length":
+        collator = DataCollatorWithPadding(tokenizer)
+    else:
+        collator = MaskedTargetCollator(tokenizer, model if arguments.kind == "encoder_decoder" else None)
+    trainer = Trainer(
+        model=model,
+        args=training_arguments(
+            arguments, lr_scheduler_type="cosine", eval_strategy="epoch", load_best_model_at_end=True,
+            metric_for_best_model="loss", per_device_eval_batch_size=256,
+        ),
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        data_collator=collator,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    minutes = minutes_of_training(trainer)
+    model = trainer.model.float()
+    results = {
+        "phases": [describe_phase("hf_ebm.assets.train_pronunciation", arguments, minutes, trainer.args.world_size)],
+        "rows": {split: len(part) for split, part in rows.items()},
+        "parameters": model.num_parameters(),
+        "loss": {split: trainer.evaluate(rows[split])["eval_loss"] for split in ("validation", "test")},
+    }
+    save_embedded(Path(arguments.output_dir), model, tokenizer, None, results)
+
+
+if __name__ == "__main__":
+    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])
