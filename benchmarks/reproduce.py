@@ -18,19 +18,31 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: the bench
 import torch
 from transformers.utils import logging
 
-from benchmarks.reproduction import chapter_3, chapter_4, chapter_5, chapter_6, figure_3_1, parameter_search, residual
+from benchmarks.reproduction import (
+    chapter_3,
+    chapter_4,
+    chapter_5,
+    chapter_6,
+    conditional,
+    conditional_figures,
+    figure_3_1,
+    parameter_search,
+    residual,
+)
 from benchmarks.reproduction.chapter_6 import QUICK_ENERGY, EnergyLaboratory, EnergyScale
 from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionScale
+from benchmarks.reproduction.conditional import QUICK_CONDITIONAL, ConditionalLaboratory, ConditionalScale
 from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
 from benchmarks.reproduction.report import RESULTS, Report
 from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualLaboratory, ResidualScale
 
-AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory | EnergyLaboratory
+AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory | EnergyLaboratory | ConditionalLaboratory
 SCALES = {
     Laboratory: (Scale(), QUICK),
     CompletionLaboratory: (CompletionScale(), QUICK_COMPLETION),
     ResidualLaboratory: (ResidualScale(), QUICK_RESIDUAL),
     EnergyLaboratory: (EnergyScale(), QUICK_ENERGY),
+    ConditionalLaboratory: (ConditionalScale(), QUICK_CONDITIONAL),
 }
 
 
@@ -91,10 +103,22 @@ TABLES |= {
 TABLES["thesis-6.1"] = Table(
     "energies by likelihood, pseudolikelihood, masking", chapter_6.COLUMNS, chapter_6.table_6_1, EnergyLaboratory
 )
+TABLES |= {
+    f"thesis-6.{number}": Table(title, columns, fill, ConditionalLaboratory)
+    for number, title, columns, fill in (
+        (2, "temperature of the proposal", conditional.ENTROPY_COLUMNS, conditional.table_6_2),
+        (3, "nucleus of the proposal", conditional.ENTROPY_COLUMNS, conditional.table_6_3),
+        (4, "block sampling", list(conditional.BLOCK_NAMES), conditional.table_6_4),
+        (5, "strength of annealing", conditional.ANNEALED_COLUMNS, conditional.table_6_5),
+        (6, "sampling around the modes, test words", conditional.TEST_COLUMNS, conditional.table_6_6),
+    )
+}
 TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualLaboratory)
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
     "thesis-figure-6.1": ("a masked model projected onto an energy", chapter_6.draw_projection),
+    "thesis-figures-6.2-6.3-6.4": ("energy, metric and acceptance by epoch", conditional_figures.draw_epochs),
+    "energy-and-metric": ("energy against phoneme errors", conditional_figures.draw_correlation),
     "mgs-figures-1-2-3": ("cost and weights in training", parameter_search.draw_training),
     "residual-figures-1-2-3": ("residual models by position, samples, n-grams, log probability", residual.draw),
 }

@@ -62,7 +62,7 @@ class Report:
         lines += ["", *(f"{note}\n" for note in self.notes)]
         if self.findings:
             lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
-        seeds, took = ", ".join(map(str, self.seeds)), f"{seconds / 60:.0f} minutes of training"
+        seeds, took = ", ".join(map(str, self.seeds)), f"{seconds / 60:.0f} minutes"
         lines += [f"Seeds {seeds}. Run by `{command}`, {describe_machine()}, {took}.", ""]
         return "\n".join(lines)
 

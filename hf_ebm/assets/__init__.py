@@ -4,7 +4,8 @@
 - `kjv_causal_lm/`: a small causal language model of whole verses, with the same tokenizer and held-out verses.
 - `cmudict_masked_lm/`, `cmudict_encoder_decoder/`: pronunciation of English words, letters to phonemes, by a masked
   language model and by one of BART's shape; `cmudict_length/`: the number of phonemes of a word.
-- `train_masked_lm.py`, `train_causal_lm.py`, `train_pronunciation.py` train them, `write_card.py` writes their cards, `embedding.py` is shared.
+- `train_masked_lm.py`, `train_causal_lm.py`, `train_pronunciation.py` train them, `write_card.py` writes their cards,
+  `embedding.py` is shared.
 """
 
 from __future__ import annotations

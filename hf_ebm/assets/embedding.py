@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 def training_arguments(arguments, **own) -> TrainingArguments:
     """What both scripts train with, from their command lines, and what is one script's own."""
-    return TrainingArguments(
+    shared = dict(
         output_dir=str(Path(arguments.work_dir) / "checkpoints"),
         num_train_epochs=arguments.epochs,
         per_device_train_batch_size=arguments.batch_size,
@@ -34,8 +34,8 @@ def training_arguments(arguments, **own) -> TrainingArguments:
         disable_tqdm=True,
         remove_unused_columns=False,
         seed=arguments.seed,
-        **own,
     )
+    return TrainingArguments(**{**shared, **own})
 
 
 def minutes_of_training(trainer: Trainer) -> float:

@@ -5,10 +5,11 @@
         --output_dir hf_ebm/assets/cmudict_encoder_decoder --work_dir w2
     python -m hf_ebm.assets.train_pronunciation --kind length --output_dir hf_ebm/assets/cmudict_length --work_dir w3
 
-`masked` fills in phonemes in the row "letters </s> phonemes </s>"; `encoder_decoder`, of BART's shape, reads the letters
-in its encoder; `length` gives the log probabilities of the number of phonemes, from which lengths are drawn. Words with
-several pronunciations are as many rows. The weights of the epoch with the lowest validation loss are kept; writes fp16
-safetensors, the tokenizer and `training_results.json`. An interrupted run goes on when the command is given again.
+`masked` fills in phonemes in the row "letters </s> phonemes </s>"; `encoder_decoder`, of BART's shape, reads the
+letters in its encoder; `length` gives the log probabilities of the number of phonemes, from which lengths are drawn.
+Words with several pronunciations are as many rows. The weights of the epoch with the lowest validation loss are kept;
+writes fp16 safetensors, the tokenizer and `training_results.json`. An interrupted run goes on when the command is given
+again.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     DataCollatorWithPadding,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     HfArgumentParser,
     ModernBertConfig,
     ModernBertForMaskedLM,
-    ModernBertForSequenceClassification,
     PreTrainedModel,
     Trainer,
 )
@@ -59,7 +61,7 @@ class ScriptArguments:
 
 
 def fresh_model(arguments: ScriptArguments, tokenizer, num_lengths: int) -> PreTrainedModel:
-    """A small pre-norm encoder with a head for tokens or lengths, or a small BART."""
+    """A small ModernBERT, a small BART, or, to count, a small GPT-2: its positions are absolute."""
     size, layers = arguments.hidden_size, arguments.num_hidden_layers
     ends = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
@@ -75,14 +77,23 @@ def fresh_model(arguments: ScriptArguments, tokenizer, num_lengths: int) -> PreT
                 forced_eos_token_id=None, **ends,
             )
         )  # fmt: skip
-    config = ModernBertConfig(
-        vocab_size=len(tokenizer), hidden_size=size, intermediate_size=arguments.intermediate_size,
-        num_hidden_layers=layers, num_attention_heads=arguments.num_attention_heads,
-        mlp_dropout=arguments.dropout, max_position_embeddings=MAX_POSITIONS, global_attn_every_n_layers=1,
-        num_labels=num_lengths, classifier_pooling="mean", problem_type="single_label_classification",
-        cls_token_id=tokenizer.bos_token_id, sep_token_id=tokenizer.eos_token_id, **ends,
+    if arguments.kind == "length":
+        return GPT2ForSequenceClassification(
+            GPT2Config(
+                vocab_size=len(tokenizer), n_positions=MAX_POSITIONS, n_embd=size, n_layer=layers,
+                n_inner=arguments.intermediate_size, n_head=arguments.num_attention_heads,
+                resid_pdrop=arguments.dropout, embd_pdrop=arguments.dropout, attn_pdrop=arguments.dropout,
+                num_labels=num_lengths, problem_type="single_label_classification", **ends,
+            )
+        )  # fmt: skip
+    return ModernBertForMaskedLM(
+        ModernBertConfig(
+            vocab_size=len(tokenizer), hidden_size=size, intermediate_size=arguments.intermediate_size,
+            num_hidden_layers=layers, num_attention_heads=arguments.num_attention_heads,
+            mlp_dropout=arguments.dropout, max_position_embeddings=MAX_POSITIONS, global_attn_every_n_layers=1,
+            cls_token_id=tokenizer.bos_token_id, sep_token_id=tokenizer.eos_token_id, **ends,
+        )
     )  # fmt: skip
-    return ModernBertForMaskedLM(config) if arguments.kind == "masked" else ModernBertForSequenceClassification(config)
 
 
 def load_rows(arguments: ScriptArguments) -> tuple[dict[str, Dataset], object, int]:
@@ -91,11 +102,7 @@ def load_rows(arguments: ScriptArguments) -> tuple[dict[str, Dataset], object, i
     tokenizer = symbol_tokenizer(splits["train"]["target"], splits["train"]["source"], MAX_POSITIONS, masks=True)
     pairs = {
         split: Dataset.from_list(
-            [
-                {"source": row["source"], "target": target}
-                for row in rows
-                for target in row["references"]
-            ]
+            [{"source": row["source"], "target": target} for row in rows for target in row["references"]]
         )
         for split, rows in splits.items()
     }
@@ -133,7 +140,9 @@ def main(arguments: ScriptArguments) -> None:
     trainer = Trainer(
         model=model,
         args=training_arguments(
-            arguments, lr_scheduler_type="cosine", eval_strategy="epoch", load_best_model_at_end=True,
+            # Batches of one source length would hold few lengths of targets, and the length model would chase them.
+            arguments, train_sampling_strategy="random" if arguments.kind == "length" else "group_by_length",
+            lr_scheduler_type="cosine", eval_strategy="epoch", load_best_model_at_end=True,
             metric_for_best_model="loss", per_device_eval_batch_size=256,
         ),
         train_dataset=rows["train"],

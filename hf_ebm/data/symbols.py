@@ -20,9 +20,10 @@ def symbol_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer with one id for each symbol of texts whose symbols are separated by spaces.
 
-    Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, with `masks` `<mask>` 4, then the symbols of the targets in sorted order, then those of the
-    sources that no target has, in sorted order. So a decoder needs the first `num_target_ids` ids alone. Every encoded
-    text, as `text` or `text_target`, ends with `</s>`; decoding with `skip_special_tokens=True` gives the text back.
+    Ids: `<pad>` 0, `<s>` 1, `</s>` 2, `<unk>` 3, with `masks` `<mask>` 4, then the symbols of the targets in sorted
+    order, then those of the sources that no target has, in sorted order. So a decoder needs the first `num_target_ids`
+    ids alone. Every encoded text, as `text` or `text_target`, ends with `</s>`; decoding with
+    `skip_special_tokens=True` gives the text back.
 
     Args:
         targets, sources: texts, for example the columns of a training split.

@@ -159,9 +159,14 @@ def length_log_probs(
 ) -> Tensor:
     """Log probabilities (N, L) of lengths 1 to L, float64, by a sequence classifier whose class n stands for n tokens.
 
-    Class 0 is left out and the others normalized.
+    Class 0 is left out and the others normalized. Raises `ValueError` for sources longer than the classifier's
+    positions.
     """
     found = []
+    limit = max_length(length_model)
+    longest = max(len(ids) for ids in tokenizer(list(sources), verbose=False)["input_ids"])
+    if limit is not None and longest > limit:
+        raise ValueError(f"sources: one has {longest} tokens, length_model has positions for {limit}")
     device = next(length_model.parameters()).device
     with evaluation_mode(length_model), torch.no_grad():
         for at in range(0, len(sources), _SOURCES_AT_ONCE):
@@ -227,10 +232,8 @@ def _chosen(chains: ChainGenerationOutput, plan: _Plan, sources: int, tokenizer)
     """Of each group of competing chains the best one."""
     lengths = torch.tensor(plan.lengths)
     final = chains.run.state.energy.double().cpu()
-    if chains.mean_log_probabilities is None:
-        merit = -final / lengths
-    else:
-        merit = chains.mean_log_probabilities.double()
+    confidence = chains.mean_log_probabilities  # of mask-predict alone
+    merit = -final / lengths if confidence is None else confidence.double()
     groups = merit.view(sources, -1, plan.choices)
     first = torch.arange(len(merit)).view_as(groups)[..., 0]
     rows = first + groups.argmax(-1)

@@ -171,7 +171,7 @@ def check_mask_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def rows_with_placeholder(tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]) -> list[list[int]]:
     """Each source as the first of a pair whose second is one mask."""
     masks = [tokenizer.mask_token] * len(sources)
-    return tokenizer(text=list(sources), text_pair=masks, padding=False, truncation=False)["input_ids"]
+    return tokenizer(text=list(sources), text_pair=masks, padding=False, truncation=False, verbose=False)["input_ids"]
 
 
 def target_placeholder(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -102,8 +102,8 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
                 divided by the temperature with it; infinity forbids. See also `hf_ebm.sampling.target.TextEnergy`.
             chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
                 the same whichever others run beside it, so chains can be divided over calls and processes.
-            chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains of
-                one prompt can have other lengths, or start elsewhere.
+            chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
+                of one prompt can have other lengths, or start elsewhere.
             save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted.
             resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
                 longer, other settings must agree. Processors, criteria and extra energies are to be given again.
@@ -128,7 +128,11 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         extra = _checked_extra_energies(extra_energies)
         with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
-                given = [name for name, value in {**inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}.items() if value is not None]
+                given = [
+                    name
+                    for name, value in {**inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}.items()
+                    if value is not None
+                ]
                 if given:
                     raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
                 job = self._resume(resume_from, generation_config, overrides, extra, token_budget)

@@ -95,11 +95,11 @@ def build_chains(
         prompts = len(inputs["input_ids"])
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, *(inputs[name] for name in ("input_ids", "attention_mask", "free_mask")))
-        context = encode_context(
-            model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts
-        )
+        context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts)
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
-        sequences, free = _copied(checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else list(chain_rows)))
+        sequences, free = _copied(
+            checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else list(chain_rows))
+        )
     ids = sequences.ids
     masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:

@@ -1,0 +1,149 @@
+"""Plots of chains, energies and perplexity bounds: matplotlib, extra `hf_ebm[plots]`.
+
+Every function draws on the `axes` it is given, or on a new figure's, and returns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.sampling.output import ChainGenerationOutput
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ANNOTATED = 400  # tokens that a heat map still has room to name
+
+
+def plot_energy_trace(output: ChainGenerationOutput, prompt: int = 0, axes: Axes | None = None) -> Axes:
+    """Energy in nats after each epoch, a line for each chain of a prompt.
+
+    The title has split R-hat and bulk effective sample size of the kept energies, where chains and samples suffice.
+
+    Raises:
+        ValueError: for a prompt without chains.
+    """
+    chosen = _chains_of(output, prompt)
+    axes = _axes(axes)
+    for chain in chosen.tolist():
+        axes.plot(output.trace.energy[chain].tolist(), label=f"chain {int(output.chain_indices[chain])}")
+    if len(output.kept_epochs) and output.kept_epochs[0] > 0:
+        axes.axvline(output.kept_epochs[0], color="grey", linestyle=":", label="end of burn-in")
+    kept = output.energies[chosen]
+    if kept.shape[0] >= 2 and kept.shape[1] >= 4:
+        found = energy_diagnostics(kept)
+        axes.set_title(f"split R-hat {found.r_hat:.2f}, bulk ESS {found.ess_bulk:.0f}")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("energy, nats")
+    if len(chosen) <= 10:
+        axes.legend()
+    return axes
+
+
+def plot_acceptance(output: ChainGenerationOutput, axes: Axes | None = None) -> Axes:
+    """Acceptance and novel rate by epoch, means over chains, with the block size on a second axis."""
+    axes = _axes(axes)
+    for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
+        axes.plot(getattr(output.trace, name).nanmean(0).tolist(), label=label)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("share of proposals")
+    axes.set_ylim(0, 1.02)
+    sizes = axes.twinx()
+    sizes.step(range(output.trace.block_size.shape[1]), output.trace.block_size.nanmean(0).tolist(), "k:", where="mid")
+    sizes.set_ylabel("block size (dotted)")
+    sizes.set_ylim(bottom=0)
+    axes.legend()
+    return axes
+
+
+def plot_token_changes(output: ChainGenerationOutput, tokenizer, chain: int = 0, axes: Axes | None = None) -> Axes:
+    """Which tokens of a chain changed from one kept sample to the next; a row for each sample, the first at the top.
+
+    Tokens are named while there is room. Raises `ValueError` for a chain that there isn't, or without kept samples.
+    """
+    if not 0 <= chain < len(output.samples) or not output.samples.shape[1]:
+        raise ValueError(
+            f"chain must be below {len(output.samples)}, with kept samples; got {chain} with {output.samples.shape[1]}"
+        )
+    ids = output.samples[chain][:, output.attention_mask[chain].bool()]
+    changed = torch.zeros(ids.shape)
+    changed[1:] = (ids[1:] != ids[:-1]).float()
+    axes = _axes(axes)
+    axes.imshow(changed.tolist(), aspect="auto", cmap="Blues", vmin=0, vmax=1.5, interpolation="nearest")
+    if ids.numel() <= _ANNOTATED:
+        for row, sample in enumerate(ids.tolist()):
+            for column, token in enumerate(tokenizer.convert_ids_to_tokens(sample)):
+                axes.text(column, row, token, ha="center", va="center", fontsize=7)
+    axes.set_xlabel("position")
+    axes.set_ylabel("kept sample")
+    return axes
+
+
+def plot_energy_metric(
+    energies: Sequence[float] | Tensor, metric: Sequence[float] | Tensor, label: str | None = None,
+    axes: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A point for each sample: energy in nats and a metric of the task; the legend has Spearman's rank correlation.
+
+    Raises:
+        ValueError: for lists of unequal length or of fewer than two values.
+    """
+    energies, metric = (
+        torch.as_tensor(values, dtype=torch.float64).flatten().tolist() for values in (energies, metric)
+    )
+    correlation = rank_correlation(energies, metric)
+    axes = _axes(axes)
+    name = f"{label}, " if label else ""
+    axes.scatter(energies, metric, s=8, alpha=0.4, label=f"{name}rank correlation {correlation:+.2f}")
+    axes.set_xlabel("energy, nats")
+    axes.set_ylabel("metric")
+    axes.legend()
+    return axes
+
+
+def plot_perplexity_bounds(
+    sizes: Sequence[int], lower: Sequence[float], upper: Sequence[float], axes: Axes | None = None
+) -> Axes:
+    """Both estimates of a residual model's perplexity by the number of samples (`residual_perplexity`'s `by_size`)."""
+    if not len(sizes) == len(lower) == len(upper) or not len(sizes):
+        raise ValueError(f"sizes, lower and upper must be equally many, got {len(sizes)}, {len(lower)}, {len(upper)}")
+    axes = _axes(axes)
+    axes.plot(sizes, lower, marker="o", label="lower")
+    axes.plot(sizes, upper, marker="o", label="upper")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("samples for each prefix")
+    axes.set_ylabel("perplexity")
+    axes.legend()
+    return axes
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation. Raises `ValueError` for lists of unequal length or of fewer than two values."""
+    from scipy.stats import spearmanr
+
+    if len(first) != len(second) or len(first) < 2:
+        raise ValueError(f"energies and metric must be equally many, two or more, got {len(first)} and {len(second)}")
+    return float(spearmanr(first, second).statistic)
+
+
+def _chains_of(output: ChainGenerationOutput, prompt: int) -> Tensor:
+    chosen = (output.prompt_indices == prompt).nonzero()[:, 0]
+    if not len(chosen):
+        found = sorted(set(output.prompt_indices.tolist()))
+        raise ValueError(f"prompt must be one of {found[:10]}, got {prompt!r}")
+    return chosen
+
+
+def _axes(axes: Axes | None) -> Axes:
+    if axes is not None:
+        return axes
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError("plots need the extra hf_ebm[plots]: pip install matplotlib") from error
+    return pyplot.subplots()[1]
