@@ -14,6 +14,7 @@ from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.models.energy.prompts import proposal_support
 from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.rows import MaskedRows
@@ -68,6 +69,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
     """
 
     config_class = EnergyTrainingConfig
+    bibtex = (citations.GOYAL_2021,)
     row_key = "input_ids"
 
     def __init__(self, model=None, args=None, *, teacher: EnergyModel | None = None, **kwargs):

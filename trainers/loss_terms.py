@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
+from hf_ebm.trainers.publishing import PublishingTrainerMixin
+
 
 @dataclass
 class LossTerms:
@@ -23,7 +25,7 @@ class LossTerms:
     constants: dict[str, float] = field(default_factory=dict)
 
 
-class LossTermsMixin:
+class LossTermsMixin(PublishingTrainerMixin):
     """Gives a Trainer `compute_loss` from an `objective` that returns `LossTerms`.
 
     The loss is a mean over items, whatever the accumulation, the batch sizes and the number of processes. Terms are

@@ -20,6 +20,7 @@ from hf_ebm.objectives.parameter_search import (
     perturb_,
     proposal_sums,
 )
+from hf_ebm.publishing import citations
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
@@ -87,6 +88,7 @@ class MGSTrainer(TaskLossTrainer):
     """
 
     config_class = MGSConfig
+    bibtex = (citations.WELLECK_2021,)
 
     def __init__(self, model=None, args=None, **kwargs):
         super().__init__(model=model, args=args, **kwargs)

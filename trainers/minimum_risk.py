@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_ebm.objectives.sequence_risk import minimum_risk
+from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
 
@@ -46,6 +47,7 @@ class MinimumRiskTrainer(SampledRiskTrainer):
     """
 
     config_class = MinimumRiskConfig
+    bibtex = (citations.SHEN_2016, citations.WELLECK_2021)
 
     def training_terms(self, model, pairs):
         args = self.args

@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hf_ebm.objectives.sequence_risk import policy_gradient_loss
+from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
 
@@ -76,6 +77,7 @@ class PolicyGradientTrainer(SampledRiskTrainer):
     """
 
     config_class = PolicyGradientConfig
+    bibtex = (citations.WELLECK_2021,)
 
     def __init__(self, model=None, args=None, **kwargs):
         super().__init__(model=model, args=args, **kwargs)

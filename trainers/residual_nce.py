@@ -14,6 +14,7 @@ from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
+from hf_ebm.publishing import citations
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 
@@ -63,6 +64,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
     """
 
     config_class = ResidualNCEConfig
+    bibtex = (citations.DENG_2020,)
     row_key = "prefix_lengths"
 
     def __init__(self, model=None, args=None, **kwargs):

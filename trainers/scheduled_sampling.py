@@ -13,6 +13,7 @@ from hf_ebm.objectives.schedules import (
     teacher_forcing_probability,
 )
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
+from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
@@ -70,6 +71,7 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
     """
 
     config_class = ScheduledSamplingConfig
+    bibtex = (citations.GOYAL_2017, citations.GOYAL_2021)
 
     def objective(self, model, inputs):
         if not self.model.training:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hf_ebm.objectives.token_losses import cross_entropy_sum, log_normalizers, num_tokens
+from hf_ebm.publishing import citations
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 
 
@@ -34,6 +35,7 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
     """
 
     config_class = SelfNormalizedConfig
+    bibtex = (citations.GOYAL_2019,)
 
     def objective(self, model, inputs):
         labels = inputs["labels"]

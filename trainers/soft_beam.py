@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
+from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamSettings,
     direct_loss,
@@ -84,6 +85,7 @@ class SoftBeamTrainer(StepwiseTrainer):
     """
 
     config_class = SoftBeamConfig
+    bibtex = (citations.GOYAL_2019, citations.GOYAL_2021)
 
     def __init__(self, model=None, args=None, cost: DecomposableCost | None = None, **kwargs):
         super().__init__(model=model, args=args, **kwargs)

@@ -12,7 +12,10 @@ def import_arviz():
     """ArviZ, without the notice of its next major version that it prints when imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        import arviz
+        try:
+            import arviz
+        except ImportError as error:  # hf_ebm depends on it, a checkpoint's own code needn't
+            raise ImportError("diagnostics of chains need ArviZ: pip install 'arviz<1'") from error
     return arviz
 
 

@@ -7,18 +7,19 @@ import inspect
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
 from hf_ebm.models.position_limits import counts_padding
 from hf_ebm.models.probes import is_causal, share_parameters
+from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import refuse_missing_weights
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 
 
-class ProductLM(PreTrainedModel, GenerationMixin):
+class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
     """A frozen causal language model times a trained one, renormalized per token and trained by exact likelihood.
 
     `ProductLM(lm, residual)` wraps two models, `ProductLM.from_lm(lm)` one and a copy of it whose output layer starts
@@ -160,5 +161,4 @@ def _logits(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | 
     return model(**inputs).logits
 
 
-AutoConfig.register(ProductLMConfig.model_type, ProductLMConfig)
-AutoModelForCausalLM.register(ProductLMConfig, ProductLM)
+register(ProductLMConfig, {AutoModelForCausalLM: ProductLM})

@@ -17,6 +17,7 @@ from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
+from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import refuse_missing_weights
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
@@ -42,7 +43,9 @@ class EnergyOutput(ModelOutput):
     token_energies: torch.FloatTensor | None = None
 
 
-class EnergyModel(PreTrainedModel, EnergyGenerationMixin, ConditionalGenerationMixin, EnergyScoringMixin):
+class EnergyModel(
+    PublishingMixin, PreTrainedModel, EnergyGenerationMixin, ConditionalGenerationMixin, EnergyScoringMixin
+):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
@@ -240,5 +243,4 @@ def _vocab_size(mlm: PreTrainedModel) -> int:
     return mlm.config.vocab_size if weight is None else weight.shape[0]
 
 
-AutoConfig.register(EnergyConfig.model_type, EnergyConfig)
-AutoModel.register(EnergyConfig, EnergyModel)
+register(EnergyConfig, {AutoModel: EnergyModel})

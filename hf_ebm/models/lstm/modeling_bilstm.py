@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
 from hf_ebm.models.lstm.modules_lstm import right_padded_lengths
+from hf_ebm.models.publishing import PublishingMixin, register
 
 
-class BiLSTMPreTrainedModel(PreTrainedModel):
+class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):
     """What the two classes share."""
 
     config_class = BiLSTMMaskedLMConfig
@@ -173,6 +174,4 @@ def _at(values: Tensor, positions: Tensor) -> Tensor:
     return values.gather(1, positions[..., None].expand(-1, -1, values.shape[2]))
 
 
-AutoConfig.register(BiLSTMMaskedLMConfig.model_type, BiLSTMMaskedLMConfig)
-AutoModel.register(BiLSTMMaskedLMConfig, BiLSTMModel)
-AutoModelForMaskedLM.register(BiLSTMMaskedLMConfig, BiLSTMForMaskedLM)
+register(BiLSTMMaskedLMConfig, {AutoModel: BiLSTMModel, AutoModelForMaskedLM: BiLSTMForMaskedLM})

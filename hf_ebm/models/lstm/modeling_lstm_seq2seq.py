@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -14,12 +14,13 @@ from hf_ebm.models.lstm.cache_lstm import LSTMCache
 from hf_ebm.models.lstm.configuration_lstm_seq2seq import LSTMSeq2SeqConfig
 from hf_ebm.models.lstm.fixed_length_processor import FixedLengthLogitsProcessor
 from hf_ebm.models.lstm.modules_lstm import LSTMDecoder, LSTMEncoder, right_padded_lengths
+from hf_ebm.models.publishing import PublishingMixin, register
 
 # Label of positions without a target.
 _IGNORED = -100
 
 
-class LSTMSeq2SeqForConditionalGeneration(PreTrainedModel, GenerationMixin):
+class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, GenerationMixin):
     """The recurrent encoder-decoder of thesis ch. 3 to 5 (Bahdanau et al. 2015), with `generate`.
 
     Sources and targets are padded on the right. With `attention="fixed"`, `generate` writes exactly as many tokens as
@@ -281,5 +282,4 @@ def _refuse_rows(wrong: Tensor, targets: Tensor, sources: Tensor, rule: str) -> 
         )
 
 
-AutoConfig.register(LSTMSeq2SeqConfig.model_type, LSTMSeq2SeqConfig)
-AutoModelForSeq2SeqLM.register(LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration)
+register(LSTMSeq2SeqConfig, {AutoModelForSeq2SeqLM: LSTMSeq2SeqForConditionalGeneration})

@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import hidden_size_if_padding_is_ignored, is_causal, share_parameters
+from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
@@ -46,7 +47,7 @@ class ResidualEnergyOutput(ModelOutput):
     energy: torch.FloatTensor | None = None
 
 
-class ResidualEnergyModel(PreTrainedModel, JointGenerationMixin, ResidualScoringMixin):
+class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin, ResidualScoringMixin):
     """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
 
     E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
@@ -423,5 +424,4 @@ def _loaded(load, name, **kwargs) -> PreTrainedModel:
     return model
 
 
-AutoConfig.register(ResidualEnergyConfig.model_type, ResidualEnergyConfig)
-AutoModel.register(ResidualEnergyConfig, ResidualEnergyModel)
+register(ResidualEnergyConfig, {AutoModel: ResidualEnergyModel})

@@ -1,0 +1,202 @@
+"""Model cards of what was run: facts from a model, a trainer or finished chains into a template of `hub_cards`.
+
+What isn't known isn't made up: the card says that it is not stated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_ebm.models.autoregressive_product import ProductLM
+from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.publishing import citations
+from hf_ebm.publishing.remote_code import auto_classes, is_own
+from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.sampling.output import ChainGenerationOutput
+
+_EXAMPLES = 10
+
+
+@dataclass
+class Training:
+    """A training run.
+
+    Args:
+        trainer: name of the trainer class.
+        objective: what was minimized, in a sentence.
+        hyperparameters: by name.
+        seed: of the run.
+        data: what was trained on.
+        train_rows: how many rows.
+        steps, epochs, seconds: how long.
+        hardware: on what.
+        metrics: final numbers by name, as the trainer logs them.
+    """
+
+    trainer: str
+    objective: str
+    hyperparameters: Mapping[str, Any]
+    seed: int
+    data: str | None = None
+    train_rows: int | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    hardware: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Sampling:
+    """How samples were drawn and how the chains went; see `measured`."""
+
+    settings: Mapping[str, Any]
+    chains: int
+    acceptance: float
+    novel: float
+    r_hat: float | None
+    ess_bulk: float | None
+    samples: Sequence[tuple[float, str]]
+
+    @classmethod
+    def measured(cls, output: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+        """The recipe and diagnostics of chains that were run with `EnergyModel.generate`.
+
+        R-hat and effective sample size are the worst over prompts, and `None` where a prompt has fewer than two chains
+        or four kept samples.
+        """
+        found = []
+        for prompt in output.prompt_indices.unique():
+            energies = output.energies[output.prompt_indices == prompt]
+            if energies.shape[0] >= 2 and energies.shape[1] >= 4:
+                found.append(energy_diagnostics(energies))
+        texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
+        final = output.energies[:, -1].tolist() if output.energies.shape[1] else [math.nan] * len(texts)
+        return cls(
+            settings=dict(output.run.recipe["settings"]),
+            chains=len(output.sequences),
+            acceptance=float(output.trace.acceptance_rate.nanmean()),
+            novel=float(output.trace.novel_rate.nanmean()),
+            r_hat=max((each.r_hat for each in found), default=None),
+            ess_bulk=min((each.ess_bulk for each in found), default=None),
+            samples=list(zip(final, texts, strict=True))[:_EXAMPLES],
+        )
+
+
+def model_card(
+    model: PreTrainedModel,
+    *,
+    name: str,
+    training: Training | None = None,
+    sampling: Sampling | None = None,
+    metrics: Mapping[str, float] | None = None,
+    dataset: str | None = None,
+    dataset_name: str | None = None,
+    base_model: str | None = None,
+    license: str | None = None,
+    language: str | Sequence[str] | None = None,
+    tags: Sequence[str] = (),
+    limits: str | None = None,
+    bibtex: Sequence[str] = (),
+) -> ModelCard:
+    """The card of a model of this package, or of one that a trainer of this package trained.
+
+    Args:
+        name: title of the card.
+        training: of the last training run, `Training`.
+        sampling: of chains that were run, `Sampling.measured(output, tokenizer)`.
+        metrics: further evaluation results, by name. They and the run's own go into the card's `model-index`.
+        dataset: Hub name of the data; `dataset_name`: what it is called in the results.
+        base_model: Hub name of the model this one was made from.
+        license, language, tags: metadata; a license that isn't given isn't stated.
+        limits: what the model isn't for, in a sentence or more, beside what the template says of its kind.
+        bibtex: citations beside the kind's own.
+
+    Raises:
+        ValueError: for metadata that the Hub's schema refuses (a name that is empty, a metric that is no number).
+    """
+    if not name or not isinstance(name, str):
+        raise ValueError(f"name must be a text, got {name!r}")
+    results = {**(training.metrics if training else {}), **(metrics or {})}
+    for metric, value in results.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"metrics: {metric} must be a number, got {value!r}")
+    results = {metric: float(value) for metric, value in results.items() if math.isfinite(value)}
+    template, kind_tags, task, own_citations = _kind(model)
+    data_name = dataset_name or dataset or (training.data if training else None) or "not stated"
+    evaluations = [
+        EvalResult(
+            task_type=task, dataset_type=dataset or "unknown", dataset_name=data_name, metric_type=metric,
+            metric_value=value,
+        )
+        for metric, value in results.items()
+    ]  # fmt: skip
+    data = ModelCardData(
+        model_name=name, license=license, language=language, base_model=base_model,
+        datasets=dataset, library_name="transformers", tags=sorted({"hf_ebm", *kind_tags, *tags}),
+        eval_results=evaluations or None,
+    )  # fmt: skip
+    templates = Environment(loader=FunctionLoader(_template), undefined=StrictUndefined, keep_trailing_newline=True)
+    content = templates.get_template(template).render(
+        card_data=data.to_yaml(),
+        name=name,
+        model=_described(model),
+        training=training,
+        sampling=sampling,
+        results=results,
+        dataset=data_name,
+        license_text=license or "not stated",
+        base=base_model or "not stated",
+        limits=limits,
+        bibtex=list(dict.fromkeys([*own_citations, *bibtex])),
+        date=time.strftime("%Y-%m-%d"),
+    )
+    return ModelCard(content)
+
+
+def _template(name: str) -> str:
+    return (resources.files("hf_ebm.hub_cards") / name).read_text(encoding="utf-8")
+
+
+def _kind(model: PreTrainedModel) -> tuple[str, list[str], str, list[str]]:
+    """Template, tags, task of its results, and citations of a kind of model."""
+    if isinstance(model, EnergyModel):
+        tags = ["energy-based-model", "masked-lm", model.mlm.config.model_type]
+        return "energy_model.md", tags, "fill-mask", [citations.GOYAL_2022]
+    if isinstance(model, (ResidualEnergyModel, ProductLM)):
+        return "residual_model.md", ["energy-based-model", "residual"], "text-generation", [citations.DENG_2020]
+    task = "text2text-generation" if model.config.is_encoder_decoder else "text-generation"
+    return "trained_model.md", [model.config.model_type], task, []
+
+
+def _described(model: PreTrainedModel) -> dict[str, Any]:
+    """What the templates say of a model itself."""
+    described = {
+        "class": type(model).__name__,
+        "architecture": model.config.model_type,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "auto_class": auto_classes(type(model))[0],
+        "own": is_own(type(model)),
+    }
+    if isinstance(model, EnergyModel):
+        described |= {"energy": model.config.energy, "inner": type(model.mlm).__name__}
+    return described
+
+
+def hardware() -> str:
+    """The device that this process computes on, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"

@@ -1,0 +1,141 @@
+"""The code of a model beside its weights, so that `AutoModel…` loads it where `hf_ebm` isn't installed.
+
+Transformers fetches the file that `auto_map` names and what it imports from files beside it, no folders. So the modules
+a model needs are written under flat names, and imports from `hf_ebm` become relative ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+PACKAGE = __name__.partition(".")[0]
+ENTRY = "modeling_hf_ebm"
+REGISTRATION = f"{PACKAGE}.models.publishing"
+# Not part of a model: what publishes one is asked for only where this package is installed.
+_LEFT_OUT = f"{PACKAGE}.publishing"
+_IMPORT = re.compile(rf"^(\s*)from ({PACKAGE}\.(?!publishing)[\w.]*) import ", re.MULTILINE)
+
+
+def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
+    """Writes the modules that define a model, and the models inside it, and names them in its `config.json`.
+
+    Args:
+        folder: where `save_pretrained` has written the model.
+        model: of a class of this package.
+
+    Returns:
+        Names of the files written.
+
+    Raises:
+        ValueError: for a model that isn't of this package, or a folder without its configuration.
+    """
+    folder = Path(folder)
+    if not is_own(type(model)):
+        raise ValueError(f"model must be of a class of {PACKAGE}, got {type(model).__module__}.{type(model).__name__}")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"folder: {folder} holds no config.json; save the model there first")
+    inside = {type(module) for module in model.modules() if isinstance(module, PreTrainedModel)}
+    classes = [type(model), *sorted((c for c in inside - {type(model)} if is_own(c)), key=lambda c: c.__name__)]
+    needed = [type(model).config_class, *classes]
+    written = {f"{ENTRY}.py": _entry(needed, classes[1:])}
+    written |= {f"{_flat(name)}.py": _relative(name) for name in _closure([c.__module__ for c in needed])}
+    for file, text in written.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["auto_map"] = {"AutoConfig": f"{ENTRY}.{needed[0].__name__}"}
+    config["auto_map"] |= {name: f"{ENTRY}.{classes[0].__name__}" for name in auto_classes(type(model))}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return sorted(written)
+
+
+def _entry(needed: list[type], inside: list[type]) -> str:
+    """The file that `auto_map` names: imports what the model needs, and registers the models inside it."""
+    lines = [f'"""Entry of the code of {PACKAGE}, flattened for `trust_remote_code`; the originals are on PyPI."""', ""]
+    found = {model_class: auto_classes(model_class, required=False) for model_class in inside}
+    autos = sorted({name for names in found.values() for name in names})
+    if autos:
+        lines += [f"from transformers import {', '.join(autos)}", "", f"from .{_flat(REGISTRATION)} import register"]
+    lines += [f"from .{_flat(c.__module__)} import {c.__name__}  # noqa: F401" for c in needed]
+    for model_class, names in found.items():
+        if names:
+            classes = ", ".join(f"{name}: {model_class.__name__}" for name in names)
+            config = f"{model_class.__name__}.config_class"
+            lines.append(f"register({config}, {{{classes}}}, inside_a_checkpoint=True)")
+    return "\n".join([*lines, ""])
+
+
+def write_custom_generate(folder: str | Path) -> list[str]:
+    """Writes `custom_generate/generate.py` and what it imports: sampling as Transformers' models load it from the Hub.
+
+    Args:
+        folder: of a repository, new or not; `hub_cards/sampler.md` is written as its README.md if there is none.
+
+    Returns:
+        Names of the files written.
+    """
+    target = Path(folder) / "custom_generate"
+    target.mkdir(parents=True, exist_ok=True)
+    start = f"{PACKAGE}.publishing.custom_generate"
+    written = {"generate.py" if name == start else f"{_flat(name)}.py": _relative(name) for name in _closure([start])}
+    for file, text in written.items():
+        (target / file).write_text(text, encoding="utf-8")
+    (target / "requirements.txt").write_text("torch>=2.6\ntransformers>=5.24\nnumpy\nsafetensors\n", encoding="utf-8")
+    card = Path(folder) / "README.md"
+    if not card.exists():
+        template = resources.files("hf_ebm.hub_cards") / "sampler.md"
+        card.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+    return sorted([*(f"custom_generate/{name}" for name in written), "custom_generate/requirements.txt", "README.md"])
+
+
+def is_own(model_class: type) -> bool:
+    """Whether a class is this package's, installed."""
+    return model_class.__module__.partition(".")[0] == PACKAGE
+
+
+def auto_classes(model_class: type, required: bool = True) -> list[str]:
+    """Names of the auto classes that make this class; `ValueError` if there is none though one is required."""
+    found = [
+        auto.__name__
+        for auto in (AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM)
+        if auto._model_mapping.get(model_class.config_class, None) is model_class
+    ]
+    if required and not found:
+        raise ValueError(f"model: no auto class makes a {model_class.__name__}")
+    return found
+
+
+def _flat(module: str) -> str:
+    return module.replace(".", "_")
+
+
+def _source(module: str) -> str:
+    return Path(find_spec(module).origin).read_text(encoding="utf-8")
+
+
+def _relative(module: str) -> str:
+    """A module's source with imports from beside it in place of those from the package."""
+    return _IMPORT.sub(lambda found: f"{found[1]}from .{_flat(found[2])} import ", _source(module))
+
+
+def _closure(modules: list[str]) -> list[str]:
+    """These modules and all of the package that they import, at whatever depth."""
+    found: list[str] = []
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.append(name)
+        for node in ast.walk(ast.parse(_source(name))):
+            if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == PACKAGE for alias in node.names):
+                raise ValueError(f"{name} imports {PACKAGE} as a whole, which can't be made relative")
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
+                waiting += [node.module] if not node.module.startswith(_LEFT_OUT) else []
+    return sorted(found)

@@ -1,0 +1,46 @@
+"""Loads what `push_run` pushed by the auto classes, for `test_hub`; prints what each one computes as JSON.
+
+    python load_run.py FOUND trusted|installed
+
+`trusted`: with the code of the repository, in a process that must not find hf_ebm.
+"""
+
+import json
+import sys
+from importlib.util import find_spec
+
+import torch
+import transformers
+
+
+def value(model) -> float:
+    """As in `push_run`."""
+    ids = torch.tensor([[1, 5, 5, 2]])
+    with torch.no_grad():
+        model = model.eval()
+        if "Energy" in type(model).__name__:
+            return float(model(ids).energy.sum())
+        extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        return float(model(input_ids=ids, **extra).logits[0, -1, -1])
+
+
+def main(found: str, mode: str) -> None:
+    torch.set_num_threads(1)
+    trusted = mode == "trusted"
+    if trusted:
+        assert find_spec("hf_ebm") is None
+    else:
+        import hf_ebm  # noqa: F401  registers its models
+    values = {}
+    for name, (auto, _) in json.loads(open(found).read()).items():
+        model = getattr(transformers, auto).from_pretrained(f"tester/{name}", trust_remote_code=trusted)
+        values[name] = value(model)
+        if name == "energy":
+            tokenizer = transformers.AutoTokenizer.from_pretrained("tester/energy", trust_remote_code=trusted)
+            out = model.generate(num_chains=2, seed=0)  # lengths and epochs from the generation settings
+            values["samples"] = tokenizer.batch_decode(out.sequences)
+    print(json.dumps(values))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

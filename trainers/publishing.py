@@ -1,0 +1,118 @@
+"""`create_model_card` and `push_to_hub` of the trainers, from what they ran."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import TrainingArguments
+
+from hf_ebm.publishing.cards import Training, hardware, model_card
+from hf_ebm.publishing.hub import upload_errors
+from hf_ebm.publishing.remote_code import is_own, write_remote_code
+
+# Of the stock arguments those that change what is learned.
+_STATED = (
+    "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
+    "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16",
+)  # fmt: skip
+
+
+class PublishingTrainerMixin:
+    """Gives a Trainer a card of what it ran, and uploads that carry it. Subclasses have a `config_class`."""
+
+    bibtex: ClassVar[Sequence[str]] = ()
+
+    def create_model_card(
+        self, language=None, license=None, tags=None, model_name=None, finetuned_from=None, tasks=None,
+        dataset_tags=None, dataset=None, dataset_args=None,
+    ) -> None:  # fmt: skip
+        """Writes README.md into the output folder: objective, settings, seed, data and numbers of the run.
+
+        Arguments as in Transformers; `tasks` and `dataset_args` aren't used.
+        """
+        if not self.is_world_process_zero():
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        first = lambda value: value if value is None or isinstance(value, str) else value[0]  # noqa: E731
+        card = model_card(
+            model,
+            name=model_name or Path(self.args.output_dir).name,
+            training=self.training_facts(),
+            dataset=first(dataset_tags),
+            dataset_name=first(dataset),
+            base_model=finetuned_from or _hub_name(model),
+            license=license,
+            language=language,
+            tags=[tags] if isinstance(tags, str) else tags or (),
+            bibtex=self.bibtex,
+        )
+        card.save(Path(self.args.output_dir) / "README.md")
+
+    def training_facts(self) -> Training:
+        """What the card says of the run."""
+        stock = {field.name: field.default for field in TrainingArguments.__dataclass_fields__.values()}
+        own = {name: getattr(self.args, name) for name in self.config_class.__dataclass_fields__ if name not in stock}
+        stated = {name: getattr(self.args, name) for name in _STATED}
+        stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}
+        if stated["max_steps"] <= 0:
+            del stated["max_steps"]
+        logs = self.state.log_history
+        runtime = [log["train_runtime"] for log in logs if "train_runtime" in log]
+        return Training(
+            trainer=type(self).__name__,
+            objective=inspect.getdoc(type(self)).partition("\n\n")[0].replace("\n", " "),
+            hyperparameters={**own, **stated, "processes": self.args.world_size},
+            seed=self.args.seed,
+            data=_data_name(self.train_dataset),
+            train_rows=len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
+            steps=self.state.global_step,
+            epochs=self.state.epoch,
+            seconds=runtime[-1] if runtime else None,
+            hardware=hardware(),
+            metrics=_last_metrics(logs),
+        )
+
+    def push_to_hub(self, *args, **kwargs) -> Any:
+        """The Trainer's, with the model's code for those who don't have `hf_ebm`.
+
+        Raises:
+            OSError: if the upload fails; what is in the output folder is whole.
+        """
+        advice = f"the model, its card and its settings in {self.args.output_dir} are whole; call push_to_hub again"
+        with upload_errors(advice):
+            return super().push_to_hub(*args, **kwargs)
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        """The Trainer's; on the way to the Hub the model's code is written beside the weights."""
+        super().save_model(output_dir, _internal_call)
+        model = self.accelerator.unwrap_model(self.model)
+        if self.hub_model_id is not None and self.is_world_process_zero() and is_own(type(model)):
+            write_remote_code(output_dir or self.args.output_dir, model)
+
+
+def _hub_name(model) -> str | None:
+    """The name a model was loaded by, unless it is a folder's."""
+    name = getattr(model, "name_or_path", None) or model.config.name_or_path
+    return name if name and not Path(name).exists() and name.count("/") <= 1 else None
+
+
+def _data_name(dataset) -> str | None:
+    """What a data set calls itself."""
+    info = getattr(dataset, "info", None)
+    return getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+
+
+def _last_metrics(logs: list[dict]) -> dict[str, float]:
+    """The last evaluation, and the loss of the last training."""
+    found: dict[str, float] = {}
+    for log in logs:
+        found |= {name: value for name, value in log.items() if name.startswith("eval_") or name == "train_loss"}
+    speed = ("_runtime", "_per_second")
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, (int, float)) and not name.endswith(speed)
+    }
