@@ -14,7 +14,9 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 OFFLINE = [
     block
     for block in PYTHON
-    if any(name in block for name in ("load_embedded", "load_stress", "hf_ebm.data.synthetic"))
+    if any(
+        name in block for name in ("load_embedded", "load_stress", "hf_ebm.data.synthetic", "hf_ebm.data.conditional")
+    )
 ]
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]
 

@@ -9,15 +9,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
 from benchmarks.reproduce import TABLES
-from benchmarks.reproduction import chapter_6, completion, figure_3_1, parameter_search, residual, residual_runs
+from benchmarks.reproduction import (
+    chapter_6,
+    completion,
+    conditional,
+    conditional_figures,
+    figure_3_1,
+    parameter_search,
+    residual,
+    residual_runs,
+)
 from benchmarks.reproduction.chapter_6 import EnergyLaboratory, EnergyScale
 from benchmarks.reproduction.completion import CompletionLaboratory, CompletionScale
+from benchmarks.reproduction.conditional import ConditionalLaboratory, ConditionalScale
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
 from benchmarks.reproduction.report import Report
 from benchmarks.reproduction.residual_runs import ResidualLaboratory, ResidualScale
 from hf_ebm.assets import held_out_verses
+from hf_ebm.data.conditional import encode_conditional
+from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.objectives.completions import completion_log_probs
 
 TINY = Scale(32, 80, 1, 1, 2, (1, 2))
@@ -26,7 +39,8 @@ TINY = Scale(32, 80, 1, 1, 2, (1, 2))
 def test_everything_is_listed():
     script = Path(__file__).parents[1] / "benchmarks" / "reproduce.py"
     done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=True)
-    wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6", "6.1", "figure-3.1", "figure-6.1"]
+    wanted = ["3.1", "3.2", "4.1", "4.2", "5.1", "5.2", "5.3", "5.4", "5.5", "5.6"]
+    wanted += ["6.1", "6.2", "6.3", "6.4", "6.5", "6.6", "figure-3.1", "figure-6.1", "figures-6.2-6.3-6.4"]
     assert re.findall(r"^thesis-(\S+)", done.stdout, re.M) == wanted
     wanted = ["1", "4", "6", "7", "figure-4", "figures-1-2-3"]
     assert re.findall(r"^mgs-(\S+)", done.stdout, re.M) == wanted
@@ -92,10 +106,12 @@ def test_figures_of_the_search_in_training(tmp_path, monkeypatch):
 
 
 def test_the_table_and_figure_of_energies_run(tmp_path, monkeypatch):
-    tiny = EnergyScale((40,), 60, (20, 40), 4, 2, (1, 2))
+    tiny = EnergyScale((40,), 60, (20, 40), 4, 2, (1, 2), chapter_6.FEW_PHONEMES)
     monkeypatch.setattr(chapter_6, "QUICK_ENERGY", tiny)
     report = Report("thesis-6.1", "title", TABLES["thesis-6.1"].columns, [1, 2])
     TABLES["thesis-6.1"].fill(EnergyLaboratory(tiny, tmp_path), report)
+    phonemes = report.rows.pop("phoneme")
+    assert {len(values) for values in phonemes.values()} == {1} and len(phonemes) == 6
     assert list(report.rows) == ["p-40", "h-40", "h-40+"]
     for runs in report.rows.values():
         assert set(runs) == set(report.columns)
@@ -105,6 +121,51 @@ def test_the_table_and_figure_of_energies_run(tmp_path, monkeypatch):
     assert (tmp_path / "figures" / "thesis-figure-6.1.png").stat().st_size > 10_000
     raw = json.loads((tmp_path / "figures" / "thesis-figure-6.1.json").read_text())
     assert set(raw["palindromes"]["KL"]) == {"20", "40"}
+
+
+def test_tables_and_figures_of_conditional_generation_run(tmp_path, monkeypatch):
+    tiny = ConditionalScale(3, 2, 3, 1, (1, 2))
+    monkeypatch.setattr(conditional_figures, "QUICK_CONDITIONAL", tiny)
+    laboratory = ConditionalLaboratory(tiny, tmp_path)
+    for name in ("thesis-6.2", "thesis-6.5", "thesis-6.6"):
+        report = Report(name, "title", TABLES[name].columns, [1, 2])
+        TABLES[name].fill(laboratory, report)
+        assert {column for runs in report.rows.values() for column in runs} == set(report.columns)
+        assert all(len(values) == 2 for runs in report.rows.values() for values in runs.values())
+    run = laboratory.run(conditional.Sampling())
+    assert all(torch.tensor(run[name]).shape == (2, 3) for name in conditional.BY_EPOCH)
+    raw = laboratory.run(conditional.Sampling("raw", conditional.annealed("raw", 0.02).options))
+    assert 0 < torch.tensor(raw["energy"]).mean() < 50  # local energies, also of chains that sample the raw one
+    drawings = (conditional_figures.draw_epochs, conditional_figures.draw_correlation)
+    figures = [draw(tmp_path / "f", True, tmp_path) for draw in drawings]
+    assert all(path.stat().st_size > 10_000 for path in figures)
+    found = json.loads((tmp_path / "f" / "energy-and-metric.json").read_text())
+    assert found["degenerate Gibbs"]["samples"] == len(laboratory.run(conditional.gibbs())["samples"]["word"])
+
+
+def test_reported_energies_and_errors_are_those_of_the_samples(tmp_path):
+    """The last epoch's numbers again, from the texts; for raw chains, whose local energies come from elsewhere."""
+    laboratory = ConditionalLaboratory(ConditionalScale(3, 2, 2, 1, (1, 2)), tmp_path)
+    for kind in ("masked", "encoder_decoder"):
+        sampling = conditional.Sampling("raw", (), "validation", kind)
+        run, words = laboratory.run(sampling), laboratory.words("validation")
+        model, tokenizer, _ = conditional.embedded(kind, "raw")
+        lengths = [len(target.split()) for target in words["target"]]
+        out = model.generate_from_sources(
+            words["source"], tokenizer, lengths=lengths, num_chains=2, num_epochs=2, seed=conditional.RANDOM_SEED
+        )
+        local, _, _ = conditional.embedded(kind, "local")
+        for chain in range(2):
+            texts = [own[chain] for own in out.texts]
+            pairs = Dataset.from_dict({"source": words["source"], "target": texts})
+            rows = encode_conditional(pairs, tokenizer, kind == "encoder_decoder")
+            found = [
+                float(local.score_ids(**{name: torch.tensor([values]) for name, values in row.items()}).sum())
+                for row in rows
+            ]
+            assert run["energy"][chain][-1] == pytest.approx(sum(found) / 3, rel=1e-4)
+            error = transcription_scores(texts, words["references"])["phoneme_error_rate"]
+            assert run["PER"][chain][-1] == pytest.approx(100 * error) == pytest.approx(run["final"]["PER"][chain])
 
 
 def test_losses_of_a_known_energy_are_exact():

@@ -10,6 +10,7 @@ COMMANDS = {
     "rerank": "rerank n-best lists",
     "negatives": "sample continuations of prefixes, to train a residual model against",
     "perplexity": "perplexity of a residual or a causal model, between bounds",
+    "demo": "a page in the browser that samples, compares kernels and scores texts",
     "train": "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
 }
 

@@ -8,6 +8,7 @@
 import json
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import transformers
@@ -32,7 +33,7 @@ def main(found: str, mode: str) -> None:
     else:
         import hf_ebm  # noqa: F401  registers its models
     values = {}
-    for name, (auto, _) in json.loads(open(found).read()).items():
+    for name, (auto, _) in json.loads(Path(found).read_text()).items():
         model = getattr(transformers, auto).from_pretrained(f"tester/{name}", trust_remote_code=trusted)
         values[name] = value(model)
         if name == "energy":

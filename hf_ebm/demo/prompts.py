@@ -1,0 +1,136 @@
+"""What a user typed, checked and turned into the inputs of `generate`.
+
+The page is for anybody, so the work of one click is bounded here. Every refusal is a `ValueError` that names the field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_ebm.models.position_limits import max_length
+from hf_ebm.sampling.configuration import KERNELS
+
+MAX_TOKENS = 128  # of a text, special tokens included
+MAX_EPOCHS = 200
+_BLANK = re.compile(r"_{3,}|\[MASK\]|<mask>")
+
+
+class Prompt(NamedTuple):
+    """Where chains start.
+
+    Attributes:
+        ids: (1, T) token ids, with masks at the blanks.
+        free: (1, T) bool, the blanks.
+        unknown: what the tokenizer has no token for, as it was typed.
+    """
+
+    ids: Tensor
+    free: Tensor
+    unknown: list[str]
+
+
+def read_prompt(model, tokenizer, text: str | None, length: float | None) -> Prompt:
+    """The prompt that a text with blanks is, or one of `length` blanks and nothing else; length 0 or `None` is none.
+
+    A run of three or more underscores, `[MASK]` and `<mask>` are one blank each, whatever the model's mask token.
+
+    Raises:
+        ValueError: unless exactly one of text and length is given; for a text without blanks or with too many tokens.
+    """
+    text = (text or "").strip()
+    if text and length:
+        raise ValueError("text and length were both given; clear the text or set the length to 0")
+    if not text and not length:
+        raise ValueError("there is nothing to sample; type a text with blanks (___ or [MASK]) or give a length")
+    prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
+    mask, unknown = model.config.mask_token_id, []
+    if length:
+        room = token_limit(model) - len(prefix) - len(suffix)
+        ids = [*prefix, *[mask] * _whole_number("length", length, 1, room), *suffix]
+    else:
+        text = _BLANK.sub(lambda _: tokenizer.mask_token, text)
+        ids = token_ids(model, tokenizer, "text", text)
+        if mask not in ids:
+            raise ValueError("text has no blanks; write ___ or [MASK] where words are to be filled in")
+        unknown = unknown_parts(tokenizer, text)
+    ids = torch.tensor([ids])
+    return Prompt(ids, ids == mask, unknown)
+
+
+def read_settings(
+    prompt: Prompt, kernel: str, epochs: float | None, block_size: float | None, temperature: float | None,
+    seed: float | None,
+) -> dict:  # fmt: skip
+    """Settings of `generate` by name; those that the kernel has no use for are neither checked nor passed.
+
+    Raises:
+        ValueError: naming the field, for what is missing, no number or out of range.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+    settings = {"kernel": kernel, "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS)}
+    settings["seed"] = _whole_number("seed", seed, 0, 2**32 - 1)
+    if kernel != "mask_predict":
+        blanks = int(prompt.free.sum())
+        settings["block_size"] = _whole_number("block size", block_size, 1, blanks, f" (there are {blanks} blanks)")
+    if kernel == "metropolis_hastings":
+        settings["energy_temperature"] = _number("temperature", temperature, 0.01, 100)
+    return settings
+
+
+def read_lines(text: str | None, most: int) -> list[str]:
+    """The lines of a text that are not blank, without spaces around them. Raises `ValueError` for none or too many."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError("there is nothing to score; type a text on each line")
+    if len(lines) > most:
+        raise ValueError(f"{len(lines)} lines were given; this page scores at most {most} at once")
+    return lines
+
+
+def token_limit(model) -> int:
+    """The longest text the page takes for a model, in tokens, special tokens included."""
+    return min(MAX_TOKENS, max_length(model.mlm) or MAX_TOKENS)
+
+
+def token_ids(model, tokenizer, name: str, text: str) -> list[int]:
+    """Ids of a text. Raises `ValueError`, naming it, where it can't be tokenized or is too long; nothing is cut."""
+    try:
+        ids = list(tokenizer(text, verbose=False)["input_ids"])
+    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
+        raise ValueError(f"{name} cannot be tokenized: {error}") from error
+    if len(ids) > token_limit(model):
+        raise ValueError(f"{name} is too long: it has {len(ids)} tokens, at most {token_limit(model)} fit")
+    return ids
+
+
+def unknown_parts(tokenizer, text: str) -> list[str]:
+    """The parts of a text that became the unknown token, each once; the token itself where spans aren't known."""
+    batch = tokenizer(text, verbose=False, return_offsets_mapping=tokenizer.is_fast)
+    unknown = [position for position, i in enumerate(batch["input_ids"]) if i == tokenizer.unk_token_id]
+    if not tokenizer.is_fast:
+        return [tokenizer.unk_token] if unknown else []
+    spans = (batch["offset_mapping"][position] for position in unknown)
+    return list(dict.fromkeys(text[start:end] for start, end in spans))
+
+
+def _whole_number(name: str, value: float | None, low: int, high: int, why: str = "") -> int:
+    """`value` as an int. Raises `ValueError` unless it is a whole number from `low` to `high`."""
+    if value is None or not low <= value <= high or value != int(value):
+        raise ValueError(f"{name} must be a whole number from {low} to {high}{why}, got {_shown(value)}")
+    return int(value)
+
+
+def _number(name: str, value: float | None, low: float, high: float) -> float:
+    """`value` as a float. Raises `ValueError` unless it is a number from `low` to `high`."""
+    if value is None or not low <= value <= high:
+        raise ValueError(f"{name} must be a number from {low} to {high}, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: float | None) -> str:
+    return "nothing" if value is None else str(value)

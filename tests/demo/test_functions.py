@@ -1,0 +1,334 @@
+"""What the page does, without a page: inputs are checked, chains are watched, kernels compared, lines scored."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from hf_ebm.assets import load_embedded
+from hf_ebm.demo.chain_stream import watch_chain
+from hf_ebm.demo.comparison import CHAINS, as_local, compare_kernels, energy_points
+from hf_ebm.demo.prompts import MAX_EPOCHS, MAX_TOKENS, read_prompt, read_settings
+from hf_ebm.demo.score_table import HEADERS, MAX_LINES, check_lines, score_lines, sort_lines, table_rows
+from hf_ebm.demo.sessions import Runs
+from hf_ebm.demo.tokens import BLANK, CHANGED, ENERGY_COLORS, chain_spans, energy_spans, token_texts
+from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.scoring.rows import BadLogitsError
+from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer
+
+
+@pytest.fixture(params=KINDS)
+def any_pair(request):
+    tokenizer = small_tokenizer(request.param)
+    return small_model(tokenizer), tokenizer
+
+
+@pytest.fixture(scope="module")
+def pair():
+    tokenizer = small_tokenizer("wordpiece")
+    return small_model(tokenizer), tokenizer
+
+
+@pytest.fixture(scope="module")
+def raw_pair():
+    tokenizer = small_tokenizer("wordpiece")
+    return small_model(tokenizer, energy="raw"), tokenizer
+
+
+def settings_of(prompt, kernel="metropolis_hastings", epochs=6, block_size=1, temperature=1.0, seed=3):
+    return read_settings(prompt, kernel, epochs, block_size, temperature, seed)
+
+
+def watched(pair, text="the ___ sat on [MASK] ___", stop=None, **settings):
+    prompt = read_prompt(*pair, text, 0)
+    return prompt, list(watch_chain(pair[0], prompt, settings_of(prompt, **settings), stop or threading.Event()))
+
+
+# --- prompts ---
+
+
+def test_every_way_to_write_a_blank_is_one_mask(any_pair):
+    model, tokenizer = any_pair
+    written = [f"the {blank} sat" for blank in ("___", "_______", "[MASK]", "<mask>", tokenizer.mask_token)]
+    prompts = [read_prompt(model, tokenizer, text, None) for text in written]
+    assert all(torch.equal(prompt.ids, prompts[0].ids) for prompt in prompts)
+    assert int(prompts[0].free.sum()) == 1
+    assert torch.equal(prompts[0].free, prompts[0].ids == tokenizer.mask_token_id)
+
+
+def test_a_length_is_what_generate_makes_of_it(pair):
+    prompt = read_prompt(*pair, "", 5)
+    settings = settings_of(prompt)
+    expected = pair[0].generate(lengths=5, **settings)
+    assert torch.equal(pair[0].generate(prompt.ids, **settings).sequences, expected.sequences)
+    assert int(prompt.free.sum()) == 5
+
+
+@pytest.mark.parametrize(
+    "text,length,message",
+    [
+        ("", 0, "nothing to sample"),
+        (None, None, "nothing to sample"),
+        ("  \n", 0, "nothing to sample"),
+        ("the cat", 0, "text has no blanks"),
+        ("the __ cat", 0, "text has no blanks"),
+        ("the ___", 3, "both given"),
+        ("the ___ " + "cat " * 200, 0, "text is too long: it has 204 tokens, at most 128 fit"),
+        ("the ___ \ud800", 0, "text cannot be tokenized"),
+        ("", -1, "length must be a whole number from 1 to 126, got -1"),
+        ("", 2.5, "length must be a whole number from 1 to 126, got 2.5"),
+        ("", 10**9, "length must be a whole number from 1 to 126"),
+        ("", float("nan"), "length must be a whole number from 1 to 126, got nan"),
+    ],
+)
+def test_prompts_that_are_refused(pair, text, length, message):
+    with pytest.raises(ValueError, match=message):
+        read_prompt(*pair, text, length)
+
+
+def test_a_model_with_fewer_positions_sets_the_limit():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer, positions=12)  # of RoBERTa's kind: one is the padding's
+    with pytest.raises(ValueError, match="at most 11 fit"):
+        read_prompt(model, tokenizer, "the ___ " + "cat " * 20, 0)
+    assert MAX_TOKENS == 128
+
+
+def test_unknown_characters_are_named(pair):
+    assert read_prompt(*pair, "the ___ ☃ sat on ☃ and ☂", 0).unknown == ["☃", "☂"]
+    assert read_prompt(*pair, "the ___ sat", 0).unknown == []
+
+
+@pytest.mark.parametrize(
+    "field,value,message",
+    [
+        ("kernel", "hmc", "kernel must be one of metropolis_hastings, gibbs, mask_predict, got 'hmc'"),
+        ("epochs", 0, f"epochs must be a whole number from 1 to {MAX_EPOCHS}, got 0"),
+        ("epochs", None, "epochs must be .* got nothing"),
+        ("epochs", 10**400, "epochs must be a whole number"),
+        ("epochs", float("inf"), "epochs must be .* got inf"),
+        ("block_size", 3, r"block size must be a whole number from 1 to 2 \(there are 2 blanks\), got 3"),
+        ("temperature", 0, "temperature must be a number from 0.01 to 100, got 0"),
+        ("temperature", float("nan"), "temperature must be .* got nan"),
+        ("temperature", None, "temperature must be .* got nothing"),
+        ("seed", -1, "seed must be a whole number from 0 to 4294967295, got -1"),
+        ("seed", 0.5, "seed must be .* got 0.5"),
+    ],
+)
+def test_settings_that_are_refused(pair, field, value, message):
+    prompt = read_prompt(*pair, "the ___ ___", 0)
+    with pytest.raises(ValueError, match=message):
+        settings_of(prompt, **{field: value})
+
+
+def test_settings_without_effect_are_left_alone(pair):
+    prompt = read_prompt(*pair, "the ___ ___", 0)
+    assert settings_of(prompt, "mask_predict", block_size=9, temperature=None).keys() == {
+        "kernel",
+        "num_epochs",
+        "seed",
+    }
+    assert "energy_temperature" not in settings_of(prompt, "gibbs", temperature=-1)
+
+
+# --- tokens ---
+
+
+@pytest.mark.parametrize("line", LINES[:5])
+def test_the_tokens_texts_make_the_text(any_pair, line):
+    _, tokenizer = any_pair
+    ids = tokenizer(line, add_special_tokens=False)["input_ids"]
+    texts = token_texts(tokenizer, ids)
+    assert len(texts) == len(ids) and all(texts)
+    if "�" not in "".join(tokenizer.batch_decode([ids[: end + 1] for end in range(len(ids))])):
+        assert "".join(text for text in texts if text != "▁") == tokenizer.decode(ids)  # a space that adds nothing
+
+
+def test_spans_of_a_chain(pair):
+    model, tokenizer = pair
+    ids = tokenizer("the cat sat")["input_ids"]
+    free, changed = [False, False, True, True, False], [False, False, True, False, False]
+    spans = chain_spans(model, tokenizer, ids, free, changed)
+    assert spans == [("the", None), (" ", None), ("cat", CHANGED), (" ", None), ("sat", BLANK)]
+    ids[2] = tokenizer.mask_token_id
+    assert ("[MASK]", CHANGED) in chain_spans(model, tokenizer, ids, free, changed)
+
+
+def test_spans_of_energies(pair):
+    ids = pair[1]("the cat sat on", add_special_tokens=False)["input_ids"]
+    labels = [label for text, label in energy_spans(pair[1], ids, [0.5, 1.0, 5.9, 60.0]) if text != " "]
+    assert labels == list(ENERGY_COLORS)
+
+
+# --- a chain, watched ---
+
+
+@pytest.mark.parametrize("kernel", ["metropolis_hastings", "gibbs"])
+def test_what_is_watched_is_what_generate_does(pair, kernel):
+    prompt, views = watched(pair, kernel=kernel)
+    expected = pair[0].generate(prompt.ids, **settings_of(prompt, kernel))
+    assert views[0].ids == prompt.ids[0].tolist() and not any(views[0].changed)
+    assert views[-1].ids == expected.sequences[0].tolist()
+    assert views[-1].energies[1:] == pytest.approx(expected.trace.energy[0].tolist(), abs=1e-4)
+    assert len(views[-1].energies) == 7  # the start, and six epochs
+    assert torch.equal(views[-1].output.trace.novel_rate, expected.trace.novel_rate)
+    for before, after in itertools.pairwise(views):
+        differs = [old != new for old, new in zip(before.ids, after.ids, strict=True)]
+        assert all(marked or not different for marked, different in zip(after.changed, differs, strict=True))
+    assert all(view.output is None for view in views[:-1])
+
+
+def test_a_decoder_has_one_view_and_one_energy(pair):
+    prompt, views = watched(pair, kernel="mask_predict")
+    expected = pair[0].generate(prompt.ids, kernel="mask_predict", num_epochs=6)
+    assert views[-1].ids == expected.sequences[0].tolist()
+    assert views[-1].energies == pytest.approx(expected.energies[0].tolist(), abs=1e-4)
+
+
+def test_a_stopped_chain_has_the_output_so_far(pair):
+    prompt = read_prompt(*pair, "the ___ sat on [MASK] ___", 0)
+    stop = threading.Event()
+    for view in watch_chain(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop):
+        if len(view.energies) > 2:
+            stop.set()
+    done = view.output.trace.energy.shape[1]
+    assert 2 <= done < MAX_EPOCHS and len(view.energies) == done + 1
+
+
+def test_a_chain_that_nobody_watches_ends(pair):
+    prompt = read_prompt(*pair, "the ___ sat", 0)
+    before = set(threading.enumerate())
+    views = watch_chain(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop := threading.Event())
+    next(views)
+    views.close()
+    assert stop.is_set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+def test_errors_of_the_run_arrive(pair):
+    tokenizer = pair[1]
+    model = small_model(tokenizer)
+    model.mlm.lm_head.bias.data.fill_(torch.nan)
+    prompt = read_prompt(model, tokenizer, "the ___ sat", 0)
+    with pytest.raises(BadLogitsError):
+        list(watch_chain(model, prompt, settings_of(prompt), threading.Event()))
+
+
+def test_a_session_stops_its_own_run():
+    runs = Runs()
+    with runs.running("mine") as mine, runs.running("yours") as yours:
+        runs.stop("mine")
+        runs.stop("nobody's")
+        assert mine.is_set() and not yours.is_set()
+    assert yours.is_set() and not runs._stops
+
+
+# --- kernels ---
+
+
+def compared(pair, stop=None, epochs=5, text="the ___ sat on ___"):
+    prompt = read_prompt(*pair, text, 0)
+    settings = {kernel: settings_of(prompt, kernel, epochs) for kernel in KERNELS}
+    return prompt, settings, list(compare_kernels(pair[0], prompt, settings, stop or threading.Event()))
+
+
+def test_kernels_side_by_side(pair):
+    model = pair[0]
+    prompt, settings, results = compared(pair)
+    assert [result.kernel for result in results] == list(KERNELS)
+    for result, own in zip(results[:2], list(settings.values())[:2], strict=True):
+        expected = model.generate(prompt.ids, num_chains=CHAINS, **own)
+        assert result.ids == expected.sequences[0].tolist()
+        assert result.energy == pytest.approx(float(expected.trace.energy[0, -1]))
+        assert result.energies[1:] == pytest.approx(expected.trace.energy.mean(0).tolist())
+        assert result.mean_energy == pytest.approx(float(expected.trace.energy[:, 2:].mean()))
+        assert result.acceptance_rate == pytest.approx(float(expected.trace.acceptance_rate.mean()))
+        assert result.novel_rate == pytest.approx(float(expected.trace.novel_rate.mean()))
+    assert results[1].acceptance_rate == 1
+    decoded = results[2]
+    assert decoded.acceptance_rate is None and decoded.energies == [decoded.energy] == [decoded.mean_energy]
+    assert energy_points("mask_predict", decoded.energies, 5) == [(0, decoded.energy), (5, decoded.energy)]
+    assert [epoch for epoch, _ in energy_points("gibbs", results[1].energies, 5)] == list(range(6))
+
+
+def test_energies_are_local_whatever_the_model_samples(raw_pair):
+    model = raw_pair[0]
+    prompt, _, results = compared(raw_pair)
+    local = as_local(model)
+    assert model.config.energy == "raw" and local.config.energy == "local" and local.mlm is model.mlm
+    for result in results:
+        ids = torch.tensor([result.ids])
+        with torch.no_grad():
+            found = float(local(ids, free_mask=prompt.free).energy)
+            assert float(model(ids, free_mask=prompt.free).energy) != pytest.approx(found, abs=0.1)
+        assert result.energy == pytest.approx(found, abs=1e-4)
+
+
+def test_a_stopped_comparison_leaves_the_other_kernels_out(pair):
+    stop = threading.Event()
+    prompt = read_prompt(*pair, "the ___ sat on ___", 0)
+    settings = {kernel: settings_of(prompt, kernel, MAX_EPOCHS) for kernel in KERNELS}
+    timer = threading.Timer(0.3, stop.set)
+    timer.start()
+    results = list(compare_kernels(pair[0], prompt, settings, stop))
+    timer.join()
+    assert 1 <= len(results) < 3 and len(results[-1].energies) < MAX_EPOCHS + 1
+
+
+# --- scores ---
+
+
+def test_lines_are_scored_and_sorted(pair):
+    model, tokenizer = pair
+    text = "the cat sat on the mat\n\n  the dog \ncat the ☃ on"
+    lines = score_lines(model, tokenizer, check_lines(model, tokenizer, text))
+    expected = model.score(["the cat sat on the mat", "the dog", "cat the ☃ on"], tokenizer)
+    assert [line.energy for line in lines] == pytest.approx(expected.energy.tolist())
+    assert [line.pseudo_perplexity for line in lines] == pytest.approx(expected.pseudo_perplexity.tolist())
+    assert [len(line.ids) for line in lines] == expected.num_tokens.tolist()
+    assert [line.unknown for line in lines] == [[], [], ["☃"]]
+    by_energy, by_token = sort_lines(lines, "energy"), sort_lines(lines, "energy per token")
+    order = [lines.index(line) for line in by_energy]
+    assert order == model.rerank([[line.text for line in lines]], tokenizer).order[0]
+    order = [lines.index(line) for line in by_token]
+    assert order == model.rerank([[line.text for line in lines]], tokenizer, length_normalization=1.0).order[0]
+    rows = table_rows(by_energy)
+    assert [row[0] for row in rows] == [1, 2, 3] and all(len(row) == len(HEADERS) for row in rows)
+    assert rows[0][2] == round(by_energy[0].energy, 2)
+
+
+def test_raw_energies_have_the_local_pseudo_perplexity(raw_pair, pair):
+    (raw,), (local,) = (score_lines(*each, ["the cat sat"]) for each in (raw_pair, pair))
+    assert raw.energy != pytest.approx(local.energy, abs=0.1)
+    assert raw.pseudo_perplexity == pytest.approx(local.pseudo_perplexity, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("", "nothing to score"),
+        (None, "nothing to score"),
+        (" \n\t\n", "nothing to score"),
+        ("the cat\n" * (MAX_LINES + 1), f"{MAX_LINES + 1} lines were given; this page scores at most {MAX_LINES}"),
+        ("the cat\n" + "cat " * 200, "line 2 is too long: it has 202 tokens, at most 128 fit"),
+        ("the [MASK]", "line 1 has a blank"),
+        ("the cat\n[SEP]", "line 2 has no token that could be scored"),
+    ],
+)
+def test_lines_that_are_refused(pair, text, message):
+    with pytest.raises(ValueError, match=message):
+        check_lines(*pair, text)
+
+
+def test_sorting_by_something_else_is_refused(pair):
+    with pytest.raises(ValueError, match="sort by must be one of energy, energy per token, got 'length'"):
+        sort_lines([], "length")
+
+
+def test_the_embedded_model_prefers_the_scripture():
+    model, tokenizer = load_embedded()
+    lines = score_lines(model, tokenizer, ["and light said god let there be", "and god said, let there be light"])
+    assert sort_lines(lines, "energy")[0].text == "and god said, let there be light"
