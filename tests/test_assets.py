@@ -9,16 +9,22 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from hf_ebm.assets import (
+    CMUDICT_LENGTH,
     KJV_CAUSAL_LM,
     KJV_MASKED_LM,
+    PRONUNCIATION,
     held_out_clauses,
     held_out_verses,
     load_embedded,
     load_embedded_causal,
+    load_embedded_pronunciation,
     train_causal_lm,
 )
 from hf_ebm.assets.train_masked_lm import held_out_loss
+from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, completion_rows, split_clauses
+from hf_ebm.data.metrics import transcription_scores
+from hf_ebm.models.energy import length_log_probs
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +165,42 @@ def test_rows_of_completions(causal):
     assert rows[0]["labels"] == [-100] * 6 + whole[6:] and whole[-1] == tokenizer.sep_token_id
     assert len(completion_rows(verses, tokenizer, prompt_length=len(whole) - 1)) == 0
     assert len(completion_rows(verses, tokenizer, prompt_length=len(whole) - 2)) == 1
+
+
+@pytest.mark.parametrize("folder", [*PRONUNCIATION.values(), CMUDICT_LENGTH], ids=lambda folder: folder.name)
+def test_size_precision_and_card_of_the_pronunciation_models(folder):
+    assert (folder / "model.safetensors").stat().st_size <= 2e6
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
+    results = json.loads((folder / "training_results.json").read_text())
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert all(f"{loss:.3f}" in card.text for loss in results["loss"].values())
+    assert all(phase["command"] in card.text for phase in results["phases"])
+    assert f"{results['rows']['train']:,}" in card.text and "Carnegie Mellon" in card.text
+
+
+@pytest.mark.parametrize("kind", PRONUNCIATION)
+def test_the_stated_accuracy_is_the_pronunciation_models(kind):
+    model, tokenizer, _ = load_embedded_pronunciation(kind)
+    words = load_g2p()["test"][:200]
+    lengths = [len(target.split()) for target in words["target"]]
+    best = model.generate_from_sources(words["source"], tokenizer, lengths=lengths, kernel="mask_predict", seed=0)
+    found = transcription_scores([own[0] for own in best.texts], words["references"])
+    card = ModelCard.load(PRONUNCIATION[kind] / "README.md").text
+    error, accuracy = (f"{100 * found[name]:.1f}" for name in ("phoneme_error_rate", "word_accuracy"))
+    assert f"| mask-predict, 10 iterations | {error} | {accuracy} |" in card
+    assert found["phoneme_error_rate"] < 0.25
+    assert not {"a", "z"} & {symbol for own in best.texts for symbol in own[0].split()}  # letters are never proposed
+
+
+def test_lengths_of_words():
+    _, tokenizer, length_model = load_embedded_pronunciation()
+    words = load_g2p()["test"][:500]
+    best = 1 + length_log_probs(length_model, tokenizer, words["source"]).argmax(1)
+    right = (best == torch.tensor([len(target.split()) for target in words["target"]])).double().mean()
+    assert float(right) > 0.6
+
+
+def test_an_unknown_kind_of_pronunciation_model_is_refused():
+    with pytest.raises(ValueError, match="kind must be one of masked, encoder_decoder, got 'lstm'"):
+        load_embedded_pronunciation("lstm")

@@ -15,7 +15,14 @@ OFFLINE = [
     block
     for block in PYTHON
     if any(
-        name in block for name in ("load_embedded", "load_stress", "hf_ebm.data.synthetic", "hf_ebm.data.conditional")
+        name in block
+        for name in (
+            "load_embedded",
+            "load_stress",
+            "hf_ebm.data.synthetic",
+            "hf_ebm.data.conditional",
+            "hf_ebm.evaluate_modules",
+        )
     )
 ]
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.S) for line in block.splitlines()]

@@ -187,7 +187,7 @@ def _described(model: PreTrainedModel) -> dict[str, Any]:
         "architecture": model.config.model_type,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "auto_class": auto_classes(type(model))[0],
+        "auto_class": next(iter(auto_classes(type(model), required=False)), type(model).__name__),
         "own": is_own(type(model)),
     }
     if isinstance(model, EnergyModel):

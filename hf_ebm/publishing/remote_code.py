@@ -101,11 +101,12 @@ def is_own(model_class: type) -> bool:
 
 def auto_classes(model_class: type, required: bool = True) -> list[str]:
     """Names of the auto classes that make this class; `ValueError` if there is none though one is required."""
-    found = [
-        auto.__name__
-        for auto in (AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM)
-        if auto._model_mapping.get(model_class.config_class, None) is model_class
-    ]
+    found = []
+    for auto in (AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM):
+        config_class = getattr(model_class, "config_class", None)
+        made = auto._model_mapping.get(config_class, None) if config_class else None
+        if model_class in (made if isinstance(made, tuple) else (made,)):
+            found.append(auto.__name__)
     if required and not found:
         raise ValueError(f"model: no auto class makes a {model_class.__name__}")
     return found

@@ -116,25 +116,18 @@ def test_a_chain_is_the_same_whatever_runs_beside_it(tokenizer, length_model):
         torch.testing.assert_close(few.energies[0], many.energies[0, :2], rtol=1e-5, atol=1e-5)
 
 
-def test_the_length_of_least_energy_per_token_is_chosen(tokenizer, length_model):
+@pytest.mark.parametrize("kernel", ["metropolis_hastings", "mask_predict"])
+def test_the_length_of_least_energy_and_most_probability_is_chosen(tokenizer, length_model, kernel):
     model = model_for(tokenizer, "masked")
-    how = dict(lengths="energy", length_model=length_model, num_lengths=3, num_chains=4, seed=1)
+    how = dict(lengths="energy", length_model=length_model, num_lengths=3, num_chains=4, seed=1, kernel=kernel)
     out = model.generate_from_sources(SOURCES, tokenizer, num_epochs=2, **how)
-    best = length_log_probs(length_model, tokenizer, SOURCES).topk(3).indices + 1
+    best = length_log_probs(length_model, tokenizer, SOURCES).topk(3)
+    log_probs, best = best.values, best.indices + 1
     competing = out.chains.run.free.sum(1).view(2, 4, 3)
     assert all(torch.equal(competing[row, chain], best[row]) for row in range(2) for chain in range(4))
     each = out.chains.energies[:, -1].view(2, 4, 3)
-    assert torch.equal((each / competing).argmin(-1), out.rows - 3 * torch.arange(8).view(2, 4))
+    assert torch.equal((each - log_probs[:, None]).argmin(-1), out.rows - 3 * torch.arange(8).view(2, 4))
     assert torch.equal(each.flatten()[out.rows], out.energies)
-    assert len(set(out.lengths.flatten().tolist())) > 1
-
-
-def test_mask_predict_takes_the_length_of_highest_mean_log_probability(tokenizer, length_model):
-    model = model_for(tokenizer, "masked")
-    how = dict(lengths="energy", length_model=length_model, num_lengths=4, kernel="mask_predict", num_epochs=3)
-    out = model.generate_from_sources(SOURCES, tokenizer, **how)
-    merit = out.chains.mean_log_probabilities.view(2, 4)
-    assert torch.equal(merit.argmax(1), out.rows[:, 0] - torch.tensor([0, 4]))
 
 
 def test_settings_of_the_model_and_of_generate_hold(tokenizer):

@@ -51,12 +51,16 @@ class ConditionalGenerationOutput(ModelOutput):
 
 
 class _Plan(NamedTuple):
-    """Chains to run: for each its source, its number, and its length. `choices` lengths of a source compete."""
+    """Chains to run: for each its source, its number, and its length. `choices` lengths of a source compete.
+
+    `log_probs` (chains,) are those of the lengths, where they compete.
+    """
 
     sources: list[int]
     numbers: list[int]
     lengths: list[int]
-    choices: int
+    choices: int = 1
+    log_probs: Tensor | None = None
 
 
 class ConditionalGenerationMixin:
@@ -84,9 +88,9 @@ class ConditionalGenerationMixin:
             tokenizer: the model's tokenizer.
             lengths: the number of tokens of each source's target; or `"sample"`: every chain draws its own from
                 `length_model`; or `"energy"`: chains of the `num_lengths` most probable lengths are run, and of the
-                chains with one number the one with the lowest energy per token is taken (with mask-predict: the
-                highest mean log probability, as in Ghazvininejad et al. 2019). That is a heuristic: energies of
-                different lengths are not comparable, as each length has a partition function of its own.
+                chains with one number the one with the lowest `E(y) - log p(length)` is taken. That is a heuristic:
+                each length has a partition function of its own, which it leaves out; raw energies, whose zero means
+                nothing, suit it less than local ones.
             length_model: a sequence classifier of sources whose class n stands for n tokens.
             num_lengths: how many lengths compete with `"energy"`.
             generation_config, kwargs: as for `generate`, less what says which chains are run.
@@ -211,7 +215,7 @@ def _plan(sources: list[str], tokenizer, lengths, length_model, num_lengths: int
     count = config.num_chains
     pairs = [(source, chain) for source in range(len(sources)) for chain in range(count)]
     if not isinstance(lengths, str):
-        return _Plan(*map(list, zip(*pairs, strict=True)), [lengths[source] for source, _ in pairs], 1)
+        return _Plan(*map(list, zip(*pairs, strict=True)), [lengths[source] for source, _ in pairs])
     log_probs = length_log_probs(length_model, tokenizer, sources)
     if lengths == "sample":
         probs = log_probs.exp().numpy()
@@ -219,21 +223,21 @@ def _plan(sources: list[str], tokenizer, lengths, length_model, num_lengths: int
             1 + int(chain_generator(config.seed, source, chain, LENGTH).choice(probs.shape[1], p=probs[source]))
             for source, chain in pairs
         ]
-        return _Plan(*map(list, zip(*pairs, strict=True)), drawn, 1)
+        return _Plan(*map(list, zip(*pairs, strict=True)), drawn)
     best = 1 + log_probs.topk(num_lengths, dim=1).indices
     # Chains of one number compete; each has a stream of its own, which doesn't depend on how many chains there are.
     runs = [
         (source, chain * num_lengths + k, int(best[source, k])) for source, chain in pairs for k in range(num_lengths)
     ]
-    return _Plan(*map(list, zip(*runs, strict=True)), num_lengths)
+    plan = _Plan(*map(list, zip(*runs, strict=True)), num_lengths)
+    return plan._replace(log_probs=log_probs[plan.sources, torch.tensor(plan.lengths) - 1])
 
 
 def _chosen(chains: ChainGenerationOutput, plan: _Plan, sources: int, tokenizer) -> ConditionalGenerationOutput:
     """Of each group of competing chains the best one."""
     lengths = torch.tensor(plan.lengths)
     final = chains.run.state.energy.double().cpu()
-    confidence = chains.mean_log_probabilities  # of mask-predict alone
-    merit = -final / lengths if confidence is None else confidence.double()
+    merit = -final if plan.log_probs is None else plan.log_probs - final
     groups = merit.view(sources, -1, plan.choices)
     first = torch.arange(len(merit)).view_as(groups)[..., 0]
     rows = first + groups.argmax(-1)

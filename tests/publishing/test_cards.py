@@ -1,0 +1,88 @@
+"""Cards: what they state, what they leave open, and what they refuse."""
+
+import math
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from hf_ebm.publishing.cards import Sampling, model_card
+from hf_ebm.publishing.remote_code import auto_classes, write_remote_code
+from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.trainers import MGSTrainer
+from tests.causal_families import completion_rows, tiny_causal
+from tests.conftest import tiny_energy_model, tiny_mlm
+from tests.models.residual_models import toy_residual
+from tests.models.tokenizers_for_tests import small_model, small_tokenizer
+from tests.seq2seq_families import tiny_seq2seq
+from tests.trainers import test_mgs
+
+
+def test_what_nobody_stated_is_not_made_up():
+    text = str(model_card(tiny_energy_model(), name="bare"))
+    for sentence in ("is not stated", "None are stated", "No sampling recipe was measured"):
+        assert sentence in text
+    data = ModelCard(text).data
+    assert data.license is None and data.eval_results is None and data.base_model is None
+    assert "energy: local" not in text.lower().split("limits")[1]
+
+
+def test_both_energies_are_defined_as_they_are():
+    local, raw = (str(model_card(tiny_energy_model(energy), name="m")) for energy in ("local", "raw"))
+    assert "log softmax(z_t)[y_t]" in local and "log softmax" not in raw and "sum of the logits" in raw
+
+
+def test_measured_sampling_is_that_of_the_chains():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    out = model.generate(lengths=[3, 4], num_chains=3, num_epochs=8, burn_in=2, seed=0)
+    found = Sampling.measured(out, tokenizer)
+    each = [energy_diagnostics(out.energies[out.prompt_indices == prompt]) for prompt in (0, 1)]
+    assert found.r_hat == max(one.r_hat for one in each) and found.ess_bulk == min(one.ess_bulk for one in each)
+    assert found.acceptance == pytest.approx(float(out.trace.acceptance_rate.mean()))
+    assert found.settings["burn_in"] == 2 and found.chains == 6
+    assert found.samples[5] == (
+        float(out.energies[5, -1]),
+        tokenizer.decode(out.sequences[5], skip_special_tokens=True),
+    )
+    text = str(model_card(model, name="m", sampling=found))
+    assert ("had not converged" in text) == (found.r_hat > 1.1)
+    short = Sampling.measured(model.generate(lengths=3, num_epochs=2, seed=0), tokenizer)
+    assert short.r_hat is None and "R-hat was not computed" in str(model_card(model, name="m", sampling=short))
+
+
+def test_metrics_are_numbers_and_go_into_the_metadata():
+    card = model_card(
+        tiny_mlm(), name="m", metrics={"accuracy": 0.5, "loss": math.nan}, dataset="some/data", limits="None."
+    )
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_type) == ("accuracy", 0.5, "some/data")
+    assert card.data.datasets == "some/data" and "loss" not in str(card).split("## Results")[1].split("##")[0]
+    with pytest.raises(ValueError, match="metrics: accuracy must be a number, got 'high'"):
+        model_card(tiny_mlm(), name="m", metrics={"accuracy": "high"})
+    with pytest.raises(ValueError, match="name must be a text"):
+        model_card(tiny_mlm(), name="")
+
+
+def test_classes_are_named_as_they_are_loaded():
+    assert auto_classes(type(tiny_seq2seq("bart")))[0] == "AutoModelForSeq2SeqLM"
+    assert auto_classes(type(tiny_mlm())) == ["AutoModelForMaskedLM"]
+    assert auto_classes(type(toy_residual())) == ["AutoModel"]
+    assert auto_classes(torch.nn.Linear, required=False) == []
+
+
+def test_a_card_of_a_causal_model_trained_for_a_cost(tmp_path):
+    trainer = test_mgs.trainer_of(tmp_path, tiny_causal(), completion_rows())
+    assert isinstance(trainer, MGSTrainer)
+    trainer.train()
+    trainer.create_model_card(model_name="short", license="mit")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "`MGSTrainer`" in card.text and "| num_candidates | 3 |" in card.text and "welleck2021" in card.text
+    assert "AutoModelForCausalLM.from_pretrained" in card.text
+
+
+def test_remote_code_is_of_own_models_saved_before(tmp_path):
+    with pytest.raises(ValueError, match="model must be of a class of hf_ebm, got transformers"):
+        write_remote_code(tmp_path, tiny_mlm())
+    with pytest.raises(ValueError, match=r"holds no config\.json"):
+        write_remote_code(tmp_path, tiny_energy_model())
