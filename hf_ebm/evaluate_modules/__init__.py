@@ -1,0 +1,32 @@
+"""Modules for `evaluate.load`, a folder each: `<name>/<name>.py` and its card, `<name>/README.md`.
+
+    evaluate.load(module_path("edit_distance"))
+
+`evaluate` runs a copy of the one file, so a module imports the library by its full name and holds no mathematics of its
+own. `inputs.py` (what predictions and references may be) and `scoring.py` (the model that scores texts) are shared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODULES = (
+    "edit_distance",
+    "energy_gap",
+    "non_termination",
+    "novel_rate",
+    "phoneme_error_rate",
+    "pseudo_perplexity",
+    "repetition",
+)
+
+
+def module_path(name: str) -> str:
+    """The folder of a module, to hand to `evaluate.load`.
+
+    Raises:
+        ValueError: for a name that isn't in `MODULES`.
+    """
+    if name not in MODULES:
+        raise ValueError(f"name must be one of {', '.join(MODULES)}, got {name!r}")
+    return str(Path(__file__).parent / name)

@@ -1,0 +1,101 @@
+"""Predictions and references, checked before `evaluate` stores them.
+
+`evaluate` looks at the first row of a batch alone. In the others it makes a text of a list ("['a', 'b']") and a list of
+letters of a text. It cuts off the fraction of a number where an id is expected, and takes a lone text for its letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any, ClassVar
+
+from hf_ebm.objectives.sequence_costs import token_ids
+
+
+class CheckedInputs:
+    """Stands before `evaluate.Metric` among the bases of a module, and checks what is added to it.
+
+    It isn't derived from `evaluate.Metric`: `evaluate.load` makes an instance of the first class in the module's file
+    that is.
+
+    Attributes:
+        checks: for each feature, a function `(argument, given) -> rows` that raises `ValueError` naming the argument.
+    """
+
+    checks: ClassVar[dict[str, Callable[[str, Any], list]]]
+
+    def add_batch(self, *, predictions=None, references=None, **kwargs):
+        """Adds rows, to be counted by `compute`.
+
+        Raises:
+            ValueError: for rows that aren't what the module takes; none of them is added.
+        """
+        given = {"predictions": predictions, "references": references}
+        columns = {name: check(name, given[name]) for name, check in self.checks.items()}
+        if len(set(map(len, columns.values()))) > 1:
+            sizes = " and ".join(str(len(rows)) for rows in columns.values())
+            raise ValueError(f"{' and '.join(columns)} must be equally many, got {sizes}")
+        super().add_batch(**columns, **kwargs)
+
+    def add(self, *, prediction=None, reference=None, **kwargs):
+        """Adds one row, to be counted by `compute`.
+
+        Raises:
+            ValueError: for a row that isn't what the module takes; it isn't added.
+        """
+        # evaluate.combine passes a row's prediction as `predictions`, and its reference as `references`.
+        row = {"predictions": prediction, "references": reference, **kwargs}
+        self.add_batch(**{name: [value] for name, value in row.items()})
+
+
+def texts(argument: str, given: Any) -> list[str]:
+    """Rows of one text each; a text may be empty."""
+    rows = _rows(argument, given, "texts")
+    for row, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise ValueError(f"{argument} must be texts, got {text!r} in row {row}")
+    return rows
+
+
+def references(argument: str, given: Any) -> list[list[str]]:
+    """Rows of one or more references each, from rows of a text or a list of texts; each holds a symbol."""
+    rows = []
+    for row, alternatives in enumerate(_rows(argument, given, "texts or lists of texts")):
+        listed = [alternatives] if isinstance(alternatives, str) else _text_list(argument, row, alternatives)
+        if not all(text.split() for text in listed):
+            raise ValueError(f"{argument} in row {row} must hold a symbol each, got {alternatives!r}")
+        rows.append(listed)
+    return rows
+
+
+def chains(argument: str, given: Any) -> list[list[str]]:
+    """Rows of the samples of one chain each, two or more."""
+    rows = []
+    for row, samples in enumerate(_rows(argument, given, "lists of texts, one for each chain")):
+        rows.append(_text_list(argument, row, samples))
+        if len(rows[-1]) < 2:
+            raise ValueError(f"{argument} in row {row} must hold two or more samples, got {samples!r}")
+    return rows
+
+
+def id_rows(argument: str, given: Any) -> list[list[int]]:
+    """Rows of token ids, as Python ints; a row may be empty."""
+    return token_ids(_rows(argument, given, "lists of token ids"), argument)
+
+
+def _rows(argument: str, given: Any, allowed: str) -> list:
+    # A dict would be taken for a list of its keys, and a set has no order.
+    try:
+        rows = [] if isinstance(given, (str, bytes, Mapping, Set)) else list(given)
+    except TypeError:
+        rows = []
+    if not rows:
+        raise ValueError(f"{argument} must be a list of one or more {allowed}, got {given!r}")
+    return rows
+
+
+def _text_list(argument: str, row: int, given: Any) -> list[str]:
+    listed = _rows(f"{argument} in row {row}", given, "texts")
+    if not all(isinstance(text, str) for text in listed):
+        raise ValueError(f"{argument} in row {row} must be a list of texts, got {given!r}")
+    return listed

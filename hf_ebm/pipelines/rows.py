@@ -1,0 +1,138 @@
+"""What the pipelines share: inputs one by one or many, in batches that are one call of the model's own method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sized
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from torch.utils.data import DataLoader, Dataset
+from transformers import Pipeline, PreTrainedModel
+from transformers.pipelines.base import no_collate_fn
+from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
+
+from hf_ebm.pipelines.loading import LoadFailure, ready_model
+
+
+class RowPipeline(Pipeline):
+    """Base of the pipelines. A subclass says what a row is (`prepared`), what it takes (`arguments`), and runs a batch.
+
+    Called with one input it gives one result; with a list, a list; with a `KeyDataset`, a column of a data set or any
+    other iterable, an iterator over the results, in order, read as it goes. A batch of `batch_size=` inputs (1 unless
+    given) is one call of the model's method.
+
+    Args:
+        model: a model object; `pipeline` hands over what it has loaded by name. A masked language model is wrapped as
+            `EnergyModel` where one is needed.
+        tokenizer: the model's; for a `ResidualEnergyModel` that of its language model, by default the one it holds.
+        kwargs: of `Pipeline` (`device`, `batch_size`, …), and arguments of the calls.
+
+    Raises:
+        ValueError: for a model of another kind or that cannot be loaded, no tokenizer or another model's, arguments
+            that don't exist; when called, naming the inputs, for what the model's method refuses.
+    """
+
+    _load_tokenizer = None  # if there is one; a model may bring its own, and its absence has a better message here
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+
+    model_classes: ClassVar[tuple[type[PreTrainedModel], ...]]
+
+    def __init__(self, model, tokenizer=None, **kwargs):
+        kwargs.pop("local_files_only", None)  # `pipeline` has used it and hands it on
+        if isinstance(model, LoadFailure):
+            raise ValueError(f"model cannot be loaded: {model.error}") from model.error
+        if tokenizer is None:
+            tokenizer = getattr(model, "lm_tokenizer", None)
+        model = ready_model(model, tokenizer, self.model_classes)
+        super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+
+    def __repr__(self) -> str:
+        # The stock one asks a model that generates for its output modalities, which this project's don't state.
+        return f"{type(self).__name__}(model={type(self.model).__name__}, dtype={self.dtype}, device={self.device})"
+
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments of a call, which may also be given when the pipeline is made."""
+        raise NotImplementedError
+
+    def prepared(self, item) -> Any:
+        """A checked row of one input. Raises `ValueError`, naming what is wrong."""
+        raise NotImplementedError
+
+    def run_batch(self, rows: list, numbers: list[int], **arguments) -> list:
+        """One result per row; `numbers` are those of the inputs, counted from 0 in a call."""
+        raise NotImplementedError
+
+    def __call__(self, inputs, *, num_workers=None, batch_size=None, **kwargs):
+        if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
+            self._sanitize_parameters(**kwargs)
+            return []  # Transformers looks at the first input
+        if isinstance(inputs, Iterable) and not isinstance(inputs, (str, Mapping, list)):
+            inputs = (item for item in inputs)  # of iterables it streams generators alone
+        return super().__call__(inputs, num_workers=num_workers, batch_size=batch_size, **kwargs)
+
+    def _sanitize_parameters(self, **given):
+        unknown = sorted(set(given) - set(self.arguments()))
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} has no argument {', '.join(unknown)}; it takes {', '.join(self.arguments())}"
+            )
+        return {}, given, {}
+
+    def preprocess(self, input_: tuple[int, Any]) -> dict:
+        number, item = input_
+        with _inputs_named([number]):
+            return {"number": number, "row": self.prepared(item)}
+
+    def _forward(self, input_tensors: dict, **arguments) -> dict:
+        numbers, rows = input_tensors["number"], input_tensors["row"]
+        is_batch = isinstance(numbers, list)
+        numbers, rows = (numbers, rows) if is_batch else ([numbers], [rows])
+        with _inputs_named(numbers):
+            results = self.run_batch(rows, numbers, **arguments)
+        return {"result": results if is_batch else results[0]}
+
+    def postprocess(self, model_outputs: dict) -> Any:
+        return model_outputs["result"]
+
+    def run_single(self, inputs, preprocess_params, forward_params, postprocess_params):
+        return super().run_single((0, inputs), preprocess_params, forward_params, postprocess_params)
+
+    def get_iterator(
+        self, inputs, num_workers: int, batch_size: int, preprocess_params, forward_params, postprocess_params
+    ):
+        """The stock one, but with numbered inputs, and batches that need no pad token: the model's methods pad."""
+        if isinstance(inputs, Sized):
+            rows = PipelineDataset(_Numbered(inputs), self.preprocess, preprocess_params)
+        else:
+            rows, num_workers = PipelineIterator(enumerate(inputs), self.preprocess, preprocess_params), 0
+        collate = no_collate_fn if batch_size == 1 else _collated
+        batches = DataLoader(rows, num_workers=num_workers, batch_size=batch_size, collate_fn=collate)
+        outputs = PipelineIterator(batches, self.forward, forward_params, loader_batch_size=batch_size)
+        return PipelineIterator(outputs, self.postprocess, postprocess_params)
+
+
+class _Numbered(Dataset):
+    """Pairs of a number and an input."""
+
+    def __init__(self, inputs):
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, number: int) -> tuple[int, Any]:
+        return number, self.inputs[number]
+
+
+def _collated(items: list[dict]) -> dict[str, list]:
+    return {name: [item[name] for item in items] for name in items[0]}
+
+
+@contextmanager
+def _inputs_named(numbers: list[int]):
+    """Adds to an error which inputs of the call it is about: rows are numbered by batch in the models' messages."""
+    try:
+        yield
+    except ValueError as error:
+        which = f"input {numbers[0]}" if len(numbers) == 1 else f"inputs {numbers[0]} to {numbers[-1]}"
+        raise ValueError(f"{error} ({which})") from error
