@@ -1,15 +1,17 @@
 """Trains the embedded models of English pronunciation on the CMU Pronouncing Dictionary (extra `hf_ebm[data]`).
 
-    python -m hf_ebm.assets.train_pronunciation --kind masked --output_dir hf_ebm/assets/cmudict_masked_lm --work_dir w1
-    python -m hf_ebm.assets.train_pronunciation --kind encoder_decoder \\
-        --output_dir hf_ebm/assets/cmudict_encoder_decoder --work_dir w2
-    python -m hf_ebm.assets.train_pronunciation --kind length --output_dir hf_ebm/assets/cmudict_length --work_dir w3
+    python -m hf_ebm.assets.train_pronunciation --kind masked --epochs 9 \\
+        --output_dir hf_ebm/assets/cmudict_masked_lm --work_dir work
+    python -m hf_ebm.assets.train_pronunciation --kind encoder_decoder --epochs 9 --learning_rate 1e-3 \\
+        --warmup_steps 800 --output_dir hf_ebm/assets/cmudict_encoder_decoder --work_dir work2
+    python -m hf_ebm.assets.train_pronunciation --kind length --num_hidden_layers 2 --epochs 5 --learning_rate 2e-3 \\
+        --output_dir hf_ebm/assets/cmudict_length --work_dir work3
 
-`masked` fills in phonemes in the row "letters </s> phonemes </s>"; `encoder_decoder`, of BART's shape, reads the
-letters in its encoder; `length` gives the log probabilities of the number of phonemes, from which lengths are drawn.
-Words with several pronunciations are as many rows. The weights of the epoch with the lowest validation loss are kept;
-writes fp16 safetensors, the tokenizer and `training_results.json`. An interrupted run goes on when the command is given
-again.
+are the runs of the embedded models: 44, 48 and 12 minutes on one busy core. `masked` fills in phonemes in the row
+"letters </s> phonemes </s>"; `encoder_decoder`, of BART's shape, reads the letters in its encoder; `length` gives the
+log probabilities of the number of phonemes, from which lengths are drawn. Words with several pronunciations are as many
+rows. The weights of the epoch with the lowest validation loss are kept; writes fp16 safetensors, the tokenizer and
+`training_results.json`. An interrupted run goes on when the command is given again.
 """
 
 from __future__ import annotations

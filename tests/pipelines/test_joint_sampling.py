@@ -41,6 +41,16 @@ def test_samples_are_those_of_generate_whatever_the_batch_size(sampling, batch_s
     assert found[0] != found[3]  # equal prompts get samples of their own
 
 
+def test_padding_is_no_part_of_a_text(sampling):
+    """A model without a pad token pads with id 0, which may be a word."""
+    settings = SETTINGS | {"num_candidates": 40, "num_samples": 20, "max_new_tokens": 12}
+    expected = sampling(PROMPTS[0], **settings)
+    word = sampling.model.config.lm_pad_token_id = tokenizer().convert_tokens_to_ids("the")
+    out, _ = generated(sampling.model, PROMPTS[0], 0, **settings)
+    assert len(out.attention_mask.sum(1).unique()) > 1 and bool((out.sequences[:, -1] == word).any())
+    assert_like(sampling(PROMPTS[0], **settings), expected)
+
+
 def test_candidates_and_weights_where_asked_for(sampling):
     found = sampling(PROMPTS, batch_size=2, return_candidates=True, **SETTINGS)
     out, _ = generated(sampling.model, PROMPTS[2], 2, return_candidates=True, **SETTINGS)

@@ -109,6 +109,13 @@ def test_settings_by_name_go_before_a_generation_config_and_it_before_the_models
     assert made(PROMPTS[0])[0]["text"] == made(PROMPTS[0], seed=1)[0]["text"]
 
 
+def test_a_models_own_settings_are_those_of_a_call(sampling):
+    sampling.model.generation_config = ChainGenerationConfig(num_epochs=2, num_chains=3, seed=8)
+    found = sampling(PROMPTS[:2], batch_size=2)
+    assert_like(found, from_generate(sampling.model, PROMPTS[:2]))
+    assert [len(own) for own in found] == [6, 6]
+
+
 def test_other_kernels(sampling):
     found = sampling(PROMPTS, kernel="mask_predict", num_epochs=2, batch_size=2)
     assert all(len(own) == 1 and own[0]["acceptance_rate"] is own[0]["novel_rate"] is None for own in found)
