@@ -36,14 +36,16 @@ class PublishingTrainerMixin:
         if not self.is_world_process_zero():
             return
         model = self.accelerator.unwrap_model(self.model)
-        first = lambda value: value if value is None or isinstance(value, str) else value[0]  # noqa: E731
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrappers
+        first = lambda value: value if not value or isinstance(value, str) else value[0]  # noqa: E731
         card = model_card(
             model,
             name=model_name or Path(self.args.output_dir).name,
+            repo_id=self.hub_model_id,
             training=self.training_facts(),
             dataset=first(dataset_tags),
             dataset_name=first(dataset),
-            base_model=finetuned_from or _hub_name(model),
+            base_model=finetuned_from,
             license=license,
             language=language,
             tags=[tags] if isinstance(tags, str) else tags or (),
@@ -57,8 +59,7 @@ class PublishingTrainerMixin:
         own = {name: getattr(self.args, name) for name in self.config_class.__dataclass_fields__ if name not in stock}
         stated = {name: getattr(self.args, name) for name in _STATED}
         stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}
-        if stated["max_steps"] <= 0:
-            del stated["max_steps"]
+        del stated["num_train_epochs" if stated["max_steps"] > 0 else "max_steps"]  # the one overrides the other
         logs = self.state.log_history
         runtime = [log["train_runtime"] for log in logs if "train_runtime" in log]
         return Training(
@@ -71,9 +72,26 @@ class PublishingTrainerMixin:
             steps=self.state.global_step,
             epochs=self.state.epoch,
             seconds=runtime[-1] if runtime else None,
-            hardware=hardware(),
-            metrics=_last_metrics(logs),
+            hardware=hardware(self.args.device),
+            metrics=self._metrics(logs),
         )
+
+    def _metrics(self, logs: list[dict]) -> dict[str, float]:
+        """The last evaluation, and the loss of the training; of a best model that was loaded, its own evaluation."""
+        found: dict[str, float] = {}
+        best = self.state.best_global_step if self.args.load_best_model_at_end else None
+        trained = False
+        for log in logs:
+            trained = trained or "train_loss" in log
+            if best is None or trained or log.get("step") == best:
+                found |= {name: value for name, value in log.items() if name.startswith("eval_")}
+            found |= {name: value for name, value in log.items() if name == "train_loss"}
+        speed = ("_runtime", "_per_second")
+        return {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, (int, float)) and not name.endswith(speed)
+        }
 
     def push_to_hub(self, *args, **kwargs) -> Any:
         """The Trainer's, with the model's code for those who don't have `hf_ebm`.
@@ -93,26 +111,12 @@ class PublishingTrainerMixin:
             write_remote_code(output_dir or self.args.output_dir, model)
 
 
-def _hub_name(model) -> str | None:
-    """The name a model was loaded by, unless it is a folder's."""
-    name = getattr(model, "name_or_path", None) or model.config.name_or_path
-    return name if name and not Path(name).exists() and name.count("/") <= 1 else None
+# What `datasets` calls data that come from a file or from Python: no name of theirs.
+_PACKAGED = {"generator", "csv", "json", "parquet", "text", "arrow", "pandas", "sql"}
 
 
 def _data_name(dataset) -> str | None:
     """What a data set calls itself."""
     info = getattr(dataset, "info", None)
-    return getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
-
-
-def _last_metrics(logs: list[dict]) -> dict[str, float]:
-    """The last evaluation, and the loss of the last training."""
-    found: dict[str, float] = {}
-    for log in logs:
-        found |= {name: value for name, value in log.items() if name.startswith("eval_") or name == "train_loss"}
-    speed = ("_runtime", "_per_second")
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, (int, float)) and not name.endswith(speed)
-    }
+    name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+    return None if name in _PACKAGED else name

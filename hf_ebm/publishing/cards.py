@@ -73,16 +73,17 @@ class Sampling:
     def measured(cls, output: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> Sampling:
         """The recipe and diagnostics of chains that were run with `EnergyModel.generate`.
 
-        R-hat and effective sample size are the worst over prompts, and `None` where a prompt has fewer than two chains
-        or four kept samples.
+        R-hat and effective sample size are the worst over prompts. `None` where no prompt has two chains or more, of
+        one length, with four kept samples or more and energies that differ.
         """
         found = []
         for prompt in output.prompt_indices.unique():
-            energies = output.energies[output.prompt_indices == prompt]
-            if energies.shape[0] >= 2 and energies.shape[1] >= 4:
+            own = output.prompt_indices == prompt
+            energies, alike = output.energies[own], len(output.attention_mask[own].sum(1).unique()) == 1
+            if alike and energies.shape[0] >= 2 and energies.shape[1] >= 4 and len(energies.unique()) > 1:
                 found.append(energy_diagnostics(energies))
         texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-        final = output.energies[:, -1].tolist() if output.energies.shape[1] else [math.nan] * len(texts)
+        final = output.run.state.energy.double().tolist()
         return cls(
             settings=dict(output.run.recipe["settings"]),
             chains=len(output.sequences),
@@ -101,6 +102,7 @@ def model_card(
     training: Training | None = None,
     sampling: Sampling | None = None,
     metrics: Mapping[str, float] | None = None,
+    repo_id: str | None = None,
     dataset: str | None = None,
     dataset_name: str | None = None,
     base_model: str | None = None,
@@ -115,7 +117,8 @@ def model_card(
     Args:
         name: title of the card.
         training: of the last training run, `Training`.
-        sampling: of chains that were run, `Sampling.measured(output, tokenizer)`.
+        sampling: of an `EnergyModel`'s chains that were run, `Sampling.measured(output, tokenizer)`.
+        repo_id: name of the repository, for the example; default `name`.
         metrics: further evaluation results, by name. They and the run's own go into the card's `model-index`.
         dataset: Hub name of the data; `dataset_name`: what it is called in the results.
         base_model: Hub name of the model this one was made from.
@@ -124,7 +127,8 @@ def model_card(
         bibtex: citations beside the kind's own.
 
     Raises:
-        ValueError: for metadata that the Hub's schema refuses (a name that is empty, a metric that is no number).
+        ValueError: for metadata that the Hub's schema refuses (a name that is empty, a metric that is no number), and
+            the sampling of chains with another model.
     """
     if not name or not isinstance(name, str):
         raise ValueError(f"name must be a text, got {name!r}")
@@ -132,7 +136,9 @@ def model_card(
     for metric, value in results.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"metrics: {metric} must be a number, got {value!r}")
-    results = {metric: float(value) for metric, value in results.items() if math.isfinite(value)}
+    if sampling is not None and not isinstance(model, EnergyModel):
+        raise ValueError(f"sampling is of the chains of an EnergyModel, got a {type(model).__name__}")
+    results = {metric: float(value) for metric, value in results.items()}
     template, kind_tags, task, own_citations = _kind(model)
     data_name = dataset_name or dataset or (training.data if training else None) or "not stated"
     evaluations = [
@@ -141,6 +147,7 @@ def model_card(
             metric_value=value,
         )
         for metric, value in results.items()
+        if math.isfinite(value)
     ]  # fmt: skip
     data = ModelCardData(
         model_name=name, license=license, language=language, base_model=base_model,
@@ -148,9 +155,11 @@ def model_card(
         eval_results=evaluations or None,
     )  # fmt: skip
     templates = Environment(loader=FunctionLoader(_template), undefined=StrictUndefined, keep_trailing_newline=True)
+    templates.filters["cell"] = _cell
     content = templates.get_template(template).render(
         card_data=data.to_yaml(),
         name=name,
+        repo=repo_id or name,
         model=_described(model),
         training=training,
         sampling=sampling,
@@ -165,6 +174,14 @@ def model_card(
     return ModelCard(content)
 
 
+def _cell(value: Any) -> str:
+    """A value as a cell of a Markdown table."""
+    text = " ".join(str(value).split())
+    for character in "\\`|<*_":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
 def _template(name: str) -> str:
     return (resources.files("hf_ebm.hub_cards") / name).read_text(encoding="utf-8")
 
@@ -174,10 +191,13 @@ def _kind(model: PreTrainedModel) -> tuple[str, list[str], str, list[str]]:
     if isinstance(model, EnergyModel):
         tags = ["energy-based-model", "masked-lm", model.mlm.config.model_type]
         return "energy_model.md", tags, "fill-mask", [citations.GOYAL_2022]
-    if isinstance(model, (ResidualEnergyModel, ProductLM)):
+    if isinstance(model, ResidualEnergyModel):
         return "residual_model.md", ["energy-based-model", "residual"], "text-generation", [citations.DENG_2020]
-    task = "text2text-generation" if model.config.is_encoder_decoder else "text-generation"
-    return "trained_model.md", [model.config.model_type], task, []
+    autos = auto_classes(type(model), required=False)
+    kinds = {"AutoModelForSeq2SeqLM": "text2text-generation", "AutoModelForMaskedLM": "fill-mask"}
+    task = next((kinds[auto] for auto in autos if auto in kinds), "text-generation")
+    cited = [citations.DENG_2020] if isinstance(model, ProductLM) else []
+    return "trained_model.md", [model.config.model_type], task, cited
 
 
 def _described(model: PreTrainedModel) -> dict[str, Any]:
@@ -191,12 +211,15 @@ def _described(model: PreTrainedModel) -> dict[str, Any]:
         "own": is_own(type(model)),
     }
     if isinstance(model, EnergyModel):
-        described |= {"energy": model.config.energy, "inner": type(model.mlm).__name__}
+        encoder_decoder = model.mlm.config.is_encoder_decoder
+        described |= {"energy": model.config.energy, "inner": type(model.mlm).__name__, "conditional": encoder_decoder}
     return described
 
 
-def hardware() -> str:
-    """The device that this process computes on, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def hardware(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
     return f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"

@@ -55,7 +55,7 @@ def push_model(
     tags: list[str] | None = None,
 ):
     """Creates the repository if there is none and uploads in one commit; see `PublishingMixin.push_to_hub`."""
-    card = card or model_card(model, name=repo_id.rpartition("/")[2], tags=tags or ())
+    card = card or model_card(model, name=repo_id.rpartition("/")[2], repo_id=repo_id, tags=tags or ())
     with TemporaryDirectory() as folder:
         save_for_hub(model, folder, card=card, tokenizer=tokenizer, max_shard_size=max_shard_size)
         with upload_errors("the model in memory is unchanged; call push_to_hub again"):
@@ -76,4 +76,4 @@ def upload_errors(advice: str) -> Iterator[None]:
     try:
         yield
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise OSError(f"the upload failed ({error}); {advice}") from error
+        raise OSError(f"the upload failed ({' '.join(str(error).split())}); {advice}") from error

@@ -1,5 +1,7 @@
 """`generate_from_sources` against enumeration, for a source in the same row and for one in the encoder."""
 
+import copy
+
 import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, GPT2ForSequenceClassification
@@ -153,9 +155,14 @@ def test_settings_of_the_model_and_of_generate_hold(tokenizer):
         (dict(lengths="sample"), "length_model must be"),
         (dict(length_model="given"), "length_model was given together"),
         (dict(lengths="energy", length_model="given", num_lengths=5), "num_lengths must be from 1 to .* 4, got 5"),
-        (dict(sources=["a <mask>", "b"]), "row 0 holds the mask token"),
+        (dict(sources=["a <mask>", "b"]), "row 0 holds the special token '<mask>'"),
         (dict(sources=["a " * 40, "b"]), "sources: row 0 has 43 tokens"),
-        (dict(lengths=[2, 40]), "sources: row 1 has 45 tokens"),
+        (dict(lengths=[2, 40]), "lengths: 40 tokens for row 1, the model has positions for 27"),
+        (dict(lengths={2: 0.5, 3: 0.5}), "lengths must be 2 whole numbers"),
+        (dict(sources=["a </s>", "b"]), "row 0 holds the special token '</s>'"),
+        (dict(lengths="sample", length_model="x"), "length_model must be a sequence classifier .* got str"),
+        (dict(lengths="sample", length_model="given", block_size=2), "block_size 2 may be above a length"),
+        (dict(generation_config={}), "generation_config must be a ChainGenerationConfig, got dict"),
         (dict(input_ids=torch.zeros(1, 2)), "input_ids has no place"),
         (dict(chain_keys=[(0, 0)]), "chain_keys has no place"),
         (dict(num_epoch=3), "num_epoch"),
@@ -196,5 +203,34 @@ def test_chains_of_one_prompt_may_start_from_different_rows(tokenizer):
 
 
 def test_sources_too_long_for_the_length_model_are_refused(tokenizer, length_model):
-    with pytest.raises(ValueError, match="one has 31 tokens, length_model has positions for 24"):
+    with pytest.raises(ValueError, match="row 1 has 31 tokens, length_model has positions for 24"):
         length_log_probs(length_model, tokenizer, ["a", "a " * 30])
+
+
+def test_a_sources_lengths_do_not_depend_on_what_stands_beside_it(tokenizer, length_model):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "left"
+    alone = length_log_probs(length_model, tokenizer, ["a"])
+    beside = length_log_probs(length_model, tokenizer, ["b a b a", "a", "b b"])
+    torch.testing.assert_close(beside[1], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_length_model_of_nans_is_refused(tokenizer, length_model):
+    broken = copy.deepcopy(length_model)
+    broken.score.weight.data.fill_(float("nan"))
+    for lengths in ("sample", "energy"):
+        with pytest.raises(ValueError, match="length_model gives numbers that aren't finite for the source of row 0"):
+            model_for(tokenizer, "masked").generate_from_sources(
+                SOURCES, tokenizer, lengths=lengths, length_model=broken
+            )
+
+
+def test_no_length_is_drawn_that_the_model_has_no_positions_for(tokenizer, length_model):
+    model = EnergyModel(
+        tiny_mlm(len(tokenizer), max_position_embeddings=6), **token_roles(tokenizer, len(tokenizer))
+    )  # "b a a" and two ends leave room for one or two tokens
+    how = dict(length_model=length_model, num_chains=100, num_epochs=1, seed=0)
+    out = model.generate_from_sources(SOURCES, tokenizer, lengths="sample", **how)
+    assert int(out.lengths[0].max()) == 2 and int(out.lengths[1].max()) == 1
+    with pytest.raises(ValueError, match="num_lengths is 3, the model has positions for 2 with row 0"):
+        model.generate_from_sources(SOURCES, tokenizer, lengths="energy", **how)

@@ -18,7 +18,7 @@ _FILE = re.compile(r"^/([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
 
 
 class HubServer:
-    """Runs until `close`. `files[repo]` maps paths to bytes; `fail_commits` makes uploads fail with status 500."""
+    """Runs until `close`. `files[repo]` maps paths to bytes; `fail_commits` makes uploads fail with status 403."""
 
     def __init__(self, user: str = "tester"):
         self.user, self.files, self.commits, self.unknown = user, {}, {}, []
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             paths = [file["path"] for file in json.loads(body)["files"]]
             self._send(200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
         elif action == "commit" and self.hub.fail_commits:
-            self._error(500, "ServerError")
+            self._error(403, "Forbidden")  # not 5xx, which is tried again for minutes
         elif action == "commit":
             self._commit(repo, [json.loads(line) for line in body.splitlines()])
         elif action == "tree":

@@ -36,6 +36,10 @@ def main(found: str, mode: str) -> None:
     for name, (auto, _) in json.loads(Path(found).read_text()).items():
         model = getattr(transformers, auto).from_pretrained(f"tester/{name}", trust_remote_code=trusted)
         values[name] = value(model)
+        if trusted:  # saved again, it still loads
+            model.save_pretrained(name)
+            again = getattr(transformers, auto).from_pretrained(name, trust_remote_code=True)
+            assert value(again) == values[name], name
         if name == "energy":
             tokenizer = transformers.AutoTokenizer.from_pretrained("tester/energy", trust_remote_code=trusted)
             out = model.generate(num_chains=2, seed=0)  # lengths and epochs from the generation settings

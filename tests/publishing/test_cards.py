@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from hf_ebm.publishing.cards import Sampling, model_card
 from hf_ebm.publishing.remote_code import auto_classes, write_remote_code
 from hf_ebm.sampling.diagnostics import energy_diagnostics
-from hf_ebm.trainers import MGSTrainer
+from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, MGSTrainer
 from tests.causal_families import completion_rows, tiny_causal
 from tests.conftest import tiny_energy_model, tiny_mlm
 from tests.models.residual_models import toy_residual
@@ -45,6 +45,11 @@ def test_measured_sampling_is_that_of_the_chains():
         float(out.energies[5, -1]),
         tokenizer.decode(out.sequences[5], skip_special_tokens=True),
     )
+    settings = dict(lengths=3, num_epochs=6, seed=0)
+    thinned, whole = (model.generate(**settings, **more) for more in ({"thinning": 4}, {}))
+    assert (
+        Sampling.measured(thinned, tokenizer).samples == Sampling.measured(whole, tokenizer).samples
+    )  # the last state
     text = str(model_card(model, name="m", sampling=found))
     assert ("had not converged" in text) == (found.r_hat > 1.1)
     short = Sampling.measured(model.generate(lengths=3, num_epochs=2, seed=0), tokenizer)
@@ -57,7 +62,7 @@ def test_metrics_are_numbers_and_go_into_the_metadata():
     )
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_type) == ("accuracy", 0.5, "some/data")
-    assert card.data.datasets == "some/data" and "loss" not in str(card).split("## Results")[1].split("##")[0]
+    assert card.data.datasets == "some/data" and "| loss | nan |" in str(card) and result.task_type == "fill-mask"
     with pytest.raises(ValueError, match="metrics: accuracy must be a number, got 'high'"):
         model_card(tiny_mlm(), name="m", metrics={"accuracy": "high"})
     with pytest.raises(ValueError, match="name must be a text"):
@@ -86,3 +91,46 @@ def test_remote_code_is_of_own_models_saved_before(tmp_path):
         write_remote_code(tmp_path, tiny_mlm())
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         write_remote_code(tmp_path, tiny_energy_model())
+
+
+def test_chains_of_other_lengths_or_kernels_are_not_said_to_have_failed_to_converge():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    mixed = model.generate(lengths={2: 0.5, 9: 0.5}, num_chains=4, num_epochs=6, seed=0)
+    assert len(set(mixed.attention_mask.sum(1).tolist())) == 2
+    assert Sampling.measured(mixed, tokenizer).r_hat is None
+    gibbs = Sampling.measured(model.generate(lengths=3, kernel="gibbs", num_epochs=2, seed=0), tokenizer)
+    text = str(model_card(model, name="m", sampling=gibbs))
+    assert "sample no stated target" in text and "Block Metropolis" not in text
+    with pytest.raises(ValueError, match="sampling is of the chains of an EnergyModel, got a ResidualEnergyModel"):
+        model_card(toy_residual(), name="m", sampling=gibbs)
+
+
+def test_a_recipe_holds_no_lengths_that_were_not_used():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    model.generation_config.lengths = 7
+    prompt = tokenizer("the [MASK] sat", return_tensors="pt").input_ids
+    assert "lengths" not in Sampling.measured(model.generate(prompt, num_epochs=2, seed=0), tokenizer).settings
+
+
+def test_cells_hold_what_would_break_a_table():
+    text = str(model_card(tiny_mlm(), name="m", metrics={"a|b": 1.0}))
+    assert "| a\\|b | 1 |" in text
+
+
+def test_the_card_of_a_best_model_states_its_own_evaluation(tmp_path):
+    model = tiny_energy_model("raw")
+    args = EnergyTrainingConfig(
+        str(tmp_path), objective="mle", max_steps=6, learning_rate=3.0, report_to=[], use_cpu=True, disable_tqdm=True,
+        eval_strategy="steps", eval_steps=1, save_steps=1, load_best_model_at_end=True, metric_for_best_model="loss",
+    )  # fmt: skip
+    rows = [{"input_ids": [1, 5, 6, 2]}] * 4
+    trainer = EnergyTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    losses = [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log]
+    assert min(losses) != losses[-1]
+    assert trainer.training_facts().metrics["eval_loss"] == min(losses)
+    again = trainer.evaluate()["eval_loss"]
+    assert again == pytest.approx(min(losses), rel=1e-5) and trainer.training_facts().metrics["eval_loss"] == again
+    assert "num_train_epochs" not in trainer.training_facts().hyperparameters

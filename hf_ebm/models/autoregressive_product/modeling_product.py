@@ -35,7 +35,8 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
 
     def __init__(self, lm: PreTrainedModel | ProductLMConfig, residual: PreTrainedModel | None = None):
-        given = not isinstance(lm, ProductLMConfig)
+        # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
+        given = getattr(lm, "model_type", None) != ProductLMConfig.model_type
         if given:
             _check_models(lm, residual)
             super().__init__(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ from hf_ebm.models.energy.encoding import (
     check_encoded,
     check_mask_token,
     fill_placeholder,
-    rows_with_placeholder,
     target_placeholder,
 )
 from hf_ebm.models.position_limits import max_length
@@ -93,20 +93,27 @@ class ConditionalGenerationMixin:
                 nothing, suit it less than local ones.
             length_model: a sequence classifier of sources whose class n stands for n tokens.
             num_lengths: how many lengths compete with `"energy"`.
-            generation_config, kwargs: as for `generate`, less what says which chains are run.
+            generation_config, kwargs: as for `generate`, less what says which chains are run. A saved run goes on by
+                `generate(resume_from=…)`, as chains, without the choice among lengths.
 
         Raises:
-            ValueError: before any work, for what `generate` refuses; a length model that is missing or not needed;
-                sources that are too long.
+            ValueError: before any chain is run, for what `generate` refuses; a length model that is missing, not
+                needed, or gives no finite numbers; sources that are too long or hold special tokens; blocks of a fixed
+                size above 1 where lengths are drawn.
         """
         rows = as_texts("sources", sources)
         if not rows:
             raise ValueError("sources must hold a text or more, got none")
+        if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
+            raise ValueError(
+                f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}"
+            )
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         own = [
             name
             for name in ("input_ids", "attention_mask", "free_mask", "encoder_input_ids", "encoder_attention_mask",
                          "chain_keys", "chain_rows", "resume_from")
-            if kwargs.get(name) is not None
+            if name in kwargs
         ]  # fmt: skip
         if own:
             raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
@@ -122,9 +129,12 @@ class ConditionalGenerationMixin:
                 f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is "
                 f"{self.config.mask_token_id}"
             )
-        _check_lengths(lengths, length_model, num_lengths, len(rows))
+        if not isinstance(lengths, str):
+            lengths = _whole_lengths(lengths, len(rows))
+        _check_length_model(lengths, length_model, num_lengths, config)
         frames = _frames(self, tokenizer, rows)
-        plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config)
+        room = _room(self, tokenizer, frames)
+        plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
         inputs = self._conditional_inputs(tokenizer, frames, plan)
         chains = self.generate(generation_config=config, **inputs, **kwargs)
         return _chosen(chains, plan, len(rows), tokenizer)
@@ -138,9 +148,6 @@ class ConditionalGenerationMixin:
         filled = [
             fill_placeholder(tokenizer, whole[source], mask) for (source, _), mask in zip(needed, masks, strict=True)
         ]
-        limit = max_length(self.mlm)
-        for (source, _), (ids, _) in zip(needed, filled, strict=True):
-            check_encoded(self, limit, "sources", source, ids)
         pad = self.config.pad_token_id or 0
         ids, attention_mask = pad_right([torch.tensor(ids) for ids, _ in filled], pad)
         free, _ = pad_right([torch.tensor(free).long() for _, free in filled], 0)
@@ -163,60 +170,126 @@ def length_log_probs(
 ) -> Tensor:
     """Log probabilities (N, L) of lengths 1 to L, float64, by a sequence classifier whose class n stands for n tokens.
 
-    Class 0 is left out and the others normalized. Raises `ValueError` for sources longer than the classifier's
-    positions.
+    Class 0 is left out and the others normalized. Sources of one length are a batch, so nothing is padded.
+
+    Raises:
+        ValueError: for no sources, sources longer than the classifier's positions or with other tokens than it has,
+            another shape of its logits than one row a source and one class a length, and numbers that aren't finite.
     """
-    found = []
-    limit = max_length(length_model)
-    longest = max(len(ids) for ids in tokenizer(list(sources), verbose=False)["input_ids"])
-    if limit is not None and longest > limit:
-        raise ValueError(f"sources: one has {longest} tokens, length_model has positions for {limit}")
+    texts = as_texts("sources", sources)
+    if not texts:
+        raise ValueError("sources must hold a text or more, got none")
+    rows = _tokenized(tokenizer, texts)
+    limit, vocabulary = max_length(length_model), length_model.get_input_embeddings().weight.shape[0]
+    for row, ids in enumerate(rows):
+        if limit is not None and len(ids) > limit:
+            raise ValueError(f"sources: row {row} has {len(ids)} tokens, length_model has positions for {limit}")
+        if max(ids, default=0) >= vocabulary:
+            raise ValueError(f"sources: row {row} has the token {max(ids)}, length_model knows {vocabulary}")
+    found: list[Tensor | None] = [None] * len(rows)
     device = next(length_model.parameters()).device
+    by_length = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     with evaluation_mode(length_model), torch.no_grad():
-        for at in range(0, len(sources), _SOURCES_AT_ONCE):
-            batch = tokenizer(list(sources[at : at + _SOURCES_AT_ONCE]), padding=True, return_tensors="pt")
-            batch = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-            found.append(length_model(**batch).logits[:, 1:].double().log_softmax(-1).cpu())
-    return torch.cat(found)
+        for _, alike in groupby(by_length, key=lambda row: len(rows[row])):
+            alike = list(alike)
+            for at in range(0, len(alike), _SOURCES_AT_ONCE):
+                part = alike[at : at + _SOURCES_AT_ONCE]
+                ids = torch.tensor([rows[row] for row in part], device=device)
+                for row, logits in zip(part, _length_logits(length_model, ids), strict=True):
+                    found[row] = logits
+    stacked = torch.stack(found)
+    if not bool(stacked.isfinite().all()):
+        row = int((~stacked.isfinite()).any(1).nonzero()[0])
+        raise ValueError(f"length_model gives numbers that aren't finite for the source of row {row}, {texts[row]!r}")
+    return stacked.log_softmax(-1)
 
 
-def _check_lengths(lengths, length_model, num_lengths, rows: int) -> None:
-    if isinstance(lengths, str):
-        if lengths not in ("sample", "energy"):
-            raise ValueError(f'lengths must be numbers, "sample" or "energy", got {lengths!r}')
-        if length_model is None or getattr(length_model.config, "num_labels", 0) < 2:
-            raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}")
-        classes = length_model.config.num_labels - 1
-        if lengths == "energy" and not (is_whole(num_lengths) and 1 <= num_lengths <= classes):
-            raise ValueError(f"num_lengths must be from 1 to the length model's {classes}, got {num_lengths!r}")
-        return
-    if length_model is not None:
-        raise ValueError("length_model was given together with lengths as numbers")
-    found = list(lengths) if isinstance(lengths, Iterable) else lengths
+def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
+    logits = length_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"length_model must be a sequence classifier of lengths, got {type(length_model).__name__}, whose logits "
+            f"have the shape {tuple(logits.shape)}"
+        )
+    return logits[:, 1:].double().cpu()
+
+
+def _tokenized(tokenizer, sources: list[str], **pair) -> list[list[int]]:
+    try:
+        return tokenizer(text=sources, padding=False, truncation=False, verbose=False, **pair)["input_ids"]
+    except TypeError as error:  # what tokenizers raise on text they can't take (lone surrogates, say)
+        raise ValueError(f"sources: a row cannot be tokenized: {error}") from error
+
+
+def _whole_lengths(lengths, rows: int) -> list[int]:
+    found = list(lengths) if isinstance(lengths, Iterable) and not isinstance(lengths, (Mapping, Set)) else lengths
     if not isinstance(found, list) or len(found) != rows or not all(is_whole(n) and n >= 1 for n in found):
         raise ValueError(f"lengths must be {rows} whole numbers from 1 up, one for each source, got {found!r}")
+    return found
+
+
+def _check_length_model(lengths: list[int] | str, length_model, num_lengths, config: ChainGenerationConfig) -> None:
+    if not isinstance(lengths, str):
+        if length_model is not None:
+            raise ValueError("length_model was given together with lengths as numbers")
+        return
+    if lengths not in ("sample", "energy"):
+        raise ValueError(f'lengths must be numbers, "sample" or "energy", got {lengths!r}')
+    if not isinstance(length_model, PreTrainedModel):
+        given = type(length_model).__name__
+        raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}, got {given}")
+    classes = length_model.config.num_labels - 1
+    if lengths == "energy" and not (is_whole(num_lengths) and 1 <= num_lengths <= classes):
+        raise ValueError(f"num_lengths must be from 1 to the length model's {classes}, got {num_lengths!r}")
+    sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
+    if max(sizes) > 1 and config.final_block_size is None:
+        raise ValueError(
+            f"block_size {config.block_size} may be above a length that is drawn; with lengths={lengths!r} blocks are "
+            "of size 1 or a schedule (final_block_size), which is clamped"
+        )
 
 
 def _frames(model, tokenizer, sources: list[str]) -> list[list[int]]:
     """Each source's row with one mask for its target, or its encoder's ids."""
-    if model.mlm.config.is_encoder_decoder:
-        frames = tokenizer(text=sources, padding=False, truncation=False, verbose=False)["input_ids"]
-    else:
-        frames = rows_with_placeholder(tokenizer, sources)
-    masks = 0 if model.mlm.config.is_encoder_decoder else 1
+    special = {token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token}
+    for row, source in enumerate(sources):
+        held = sorted(token for token in special if token in source)
+        if held:
+            raise ValueError(f"sources: row {row} holds the special token {held[0]!r}, {source!r}")
+    pair = {} if model.mlm.config.is_encoder_decoder else {"text_pair": [tokenizer.mask_token] * len(sources)}
+    frames = _tokenized(tokenizer, sources, **pair)
     for row, ids in enumerate(frames):
-        if ids.count(tokenizer.mask_token_id) != masks:
-            raise ValueError(f"sources: row {row} holds the mask token, {sources[row]!r}")
         check_encoded(model, max_length(model.mlm), "sources", row, ids)
     return frames
 
 
-def _plan(sources: list[str], tokenizer, lengths, length_model, num_lengths: int, config) -> _Plan:
+def _room(model, tokenizer, frames: list[list[int]]) -> list[int | None]:
+    """How many tokens each source's target may have at most; `None` without a limit."""
+    limit = max_length(model.mlm)
+    if limit is None:
+        return [None] * len(frames)
+    if model.mlm.config.is_encoder_decoder:
+        return [limit - len(target_placeholder(tokenizer)) + 1] * len(frames)
+    return [limit - len(ids) + 1 for ids in frames]
+
+
+def _plan(
+    sources: list[str], tokenizer, lengths, length_model, num_lengths: int, config, room: list[int | None]
+) -> _Plan:
     count = config.num_chains
     pairs = [(source, chain) for source in range(len(sources)) for chain in range(count)]
     if not isinstance(lengths, str):
+        for row, (length, most) in enumerate(zip(lengths, room, strict=True)):
+            if most is not None and length > most:
+                raise ValueError(f"lengths: {length} tokens for row {row}, the model has positions for {most}")
         return _Plan(*map(list, zip(*pairs, strict=True)), [lengths[source] for source, _ in pairs])
     log_probs = length_log_probs(length_model, tokenizer, sources)
+    for row, most in enumerate(room):  # a target longer than the model has positions for can't be
+        if most is not None:
+            log_probs[row, most:] = -torch.inf
+            if lengths == "energy" and most < num_lengths:
+                raise ValueError(f"num_lengths is {num_lengths}, the model has positions for {most} with row {row}")
+    log_probs = log_probs.log_softmax(-1)
     if lengths == "sample":
         probs = log_probs.exp().numpy()
         drawn = [

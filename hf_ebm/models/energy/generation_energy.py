@@ -161,6 +161,8 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         config = asked.resolved(self.generation_config, overrides)
         if inputs["input_ids"] is not None and (asked.lengths or overrides.get("lengths")):
             raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
+        if inputs["input_ids"] is not None:
+            config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
