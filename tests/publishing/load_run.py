@@ -15,7 +15,7 @@ import transformers
 
 
 def value(model) -> float:
-    """As in `push_run`."""
+    """A number that depends on a model's weights."""
     ids = torch.tensor([[1, 5, 5, 2]])
     with torch.no_grad():
         model = model.eval()

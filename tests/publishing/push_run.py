@@ -35,6 +35,7 @@ from tests.conftest import tiny_energy_model
 from tests.models.residual_models import toy_encoder, toy_lm
 from tests.models.test_bilstm import ROLES, tiny_bilstm
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
+from tests.publishing.load_run import value
 from tests.seq2seq_families import tiny_seq2seq
 
 SEQ2SEQ = {
@@ -47,17 +48,6 @@ SEQ2SEQ = {
     "policy-gradient": (PolicyGradientTrainer, PolicyGradientConfig, {}),
 }
 STEP = dict(max_steps=1, report_to=[], use_cpu=True, per_device_train_batch_size=2, save_strategy="no", seed=7)
-
-
-def value(model) -> float:
-    """A number that depends on a model's weights."""
-    ids = torch.tensor([[1, 5, 5, 2]])
-    with torch.no_grad():
-        model = model.eval()
-        if "Energy" in type(model).__name__:
-            return float(model(ids).energy.sum())
-        extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-        return float(model(input_ids=ids, **extra).logits[0, -1, -1])
 
 
 def push_models(found: dict) -> None:
