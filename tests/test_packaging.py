@@ -1,0 +1,57 @@
+"""What a wheel would hold, from the packaging settings: everything the package needs, and nothing else."""
+
+import fnmatch
+import subprocess
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib")
+ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+PLACES = {"hf_ebm.trainers": "trainers", "hf_ebm.hub_cards": "hub_cards"}
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / SETTINGS["package-dir"].get(package, package.replace(".", "/"))
+
+
+def tracked() -> list[Path]:
+    """Files of the package under version control, less the links that editable installs need."""
+    done = subprocess.run(["git", "ls-files", "-s", "hf_ebm", "trainers", "hub_cards"], cwd=ROOT, capture_output=True)
+    if done.returncode:
+        pytest.skip("not a clone")
+    lines = done.stdout.decode().splitlines()
+    return [ROOT / line.partition("\t")[2] for line in lines if not line.startswith("120000")]
+
+
+def test_every_package_is_named_and_exists():
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "hf_ebm").rglob("__init__.py")}
+    assert set(SETTINGS["packages"]) == found | set(PLACES)
+    assert SETTINGS["package-dir"] == PLACES
+    assert all((folder_of(package) / "__init__.py").is_file() for package in SETTINGS["packages"])
+
+
+def test_every_file_is_in_the_wheel_once():
+    folders = {folder_of(package): package for package in SETTINGS["packages"]}
+    for path in tracked():
+        package = folders.get(path.parent)
+        if package is not None and path.suffix == ".py":
+            continue
+        homes = [
+            (folder, pattern)
+            for folder, name in folders.items()
+            for pattern in SETTINGS["package-data"].get(name, [])
+            if folder in path.parents and fnmatch.fnmatch(str(path.relative_to(folder)), pattern)
+        ]
+        assert homes, f"{path.relative_to(ROOT)} is in no package and no package data"
+
+
+def test_patterns_of_package_data_match_something():
+    for package, patterns in SETTINGS["package-data"].items():
+        for pattern in patterns:
+            assert list(folder_of(package).glob(pattern)), f"{package}: {pattern}"
+
+
+def test_weights_are_safetensors_alone():
+    assert not [path for path in tracked() if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".h5", ".ckpt")]
