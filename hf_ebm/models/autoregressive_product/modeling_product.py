@@ -36,7 +36,7 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
 
     def __init__(self, lm: PreTrainedModel | ProductLMConfig, residual: PreTrainedModel | None = None):
         # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
-        given = getattr(lm, "model_type", None) != ProductLMConfig.model_type
+        given = getattr(type(lm), "model_type", None) != ProductLMConfig.model_type
         if given:
             _check_models(lm, residual)
             super().__init__(

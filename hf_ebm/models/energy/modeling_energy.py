@@ -68,7 +68,7 @@ class EnergyModel(
 
     def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields):
         # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
-        if getattr(mlm, "model_type", None) == EnergyConfig.model_type:
+        if getattr(type(mlm), "model_type", None) == EnergyConfig.model_type:
             if fields:
                 raise ValueError(
                     f"with an EnergyConfig there are no further arguments; got {', '.join(sorted(fields))}"
@@ -113,7 +113,7 @@ class EnergyModel(
             found, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
             is_saved = found.get("model_type") == EnergyConfig.model_type
         else:
-            is_saved = config.model_type == EnergyConfig.model_type
+            is_saved = type(config).model_type == EnergyConfig.model_type
         load = cls._from_saved if is_saved else cls._from_masked_lm
         return load(pretrained_model_name_or_path, args, overrides, processing_class, kwargs)
 

@@ -91,7 +91,7 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
         lm_revision: str | None = None,
     ):
         # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
-        if getattr(lm, "model_type", None) == ResidualEnergyConfig.model_type:
+        if getattr(type(lm), "model_type", None) == ResidualEnergyConfig.model_type:
             config, given = lm, False
             super().__init__(config)
             lm = None if config.lm_reference else AutoModelForCausalLM.from_config(config.text_config)
