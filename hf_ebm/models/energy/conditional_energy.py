@@ -19,8 +19,11 @@ from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
     check_mask_token,
+    encode_plain,
     fill_placeholder,
+    rows_with_placeholder,
     target_placeholder,
+    tokenized,
 )
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.objectives.completions import pad_right
@@ -179,7 +182,7 @@ def length_log_probs(
     texts = as_texts("sources", sources)
     if not texts:
         raise ValueError("sources must hold a text or more, got none")
-    rows = _tokenized(tokenizer, texts)
+    rows = [list(tokenized(tokenizer, "sources", row, text)["input_ids"]) for row, text in enumerate(texts)]
     limit, vocabulary = max_length(length_model), length_model.get_input_embeddings().weight.shape[0]
     for row, ids in enumerate(rows):
         if limit is not None and len(ids) > limit:
@@ -212,13 +215,6 @@ def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
             f"have the shape {tuple(logits.shape)}"
         )
     return logits[:, 1:].double().cpu()
-
-
-def _tokenized(tokenizer, sources: list[str], **pair) -> list[list[int]]:
-    try:
-        return tokenizer(text=sources, padding=False, truncation=False, verbose=False, **pair)["input_ids"]
-    except TypeError as error:  # what tokenizers raise on text they can't take (lone surrogates, say)
-        raise ValueError(f"sources: a row cannot be tokenized: {error}") from error
 
 
 def _whole_lengths(lengths, rows: int) -> list[int]:
@@ -256,8 +252,9 @@ def _frames(model, tokenizer, sources: list[str]) -> list[list[int]]:
         held = sorted(token for token in special if token in source)
         if held:
             raise ValueError(f"sources: row {row} holds the special token {held[0]!r}, {source!r}")
-    pair = {} if model.mlm.config.is_encoder_decoder else {"text_pair": [tokenizer.mask_token] * len(sources)}
-    frames = _tokenized(tokenizer, sources, **pair)
+    if model.mlm.config.is_encoder_decoder:
+        return encode_plain(model, tokenizer, "sources", sources)
+    frames = rows_with_placeholder(tokenizer, sources)
     for row, ids in enumerate(frames):
         check_encoded(model, max_length(model.mlm), "sources", row, ids)
     return frames

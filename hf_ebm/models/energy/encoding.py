@@ -103,7 +103,7 @@ def encode_plain(model, tokenizer, name: str, texts: list[str]) -> list[list[int
     """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
     encoded, limit = [], max_length(model.mlm)
     for row, text in enumerate(texts):
-        encoded.append(list(_tokenize(tokenizer, name, row, text)["input_ids"]))
+        encoded.append(list(tokenized(tokenizer, name, row, text)["input_ids"]))
         check_encoded(model, limit, name, row, encoded[-1])
     return encoded
 
@@ -122,7 +122,8 @@ def check_encoded(model, limit: int | None, name: str, row: int, ids: list[int])
         )
 
 
-def _tokenize(tokenizer, name: str, row: int, text: str, **options):
+def tokenized(tokenizer, name: str, row: int, text: str, **options):
+    """What the tokenizer makes of a text; `ValueError` naming the row where it can't take it."""
     try:
         return tokenizer(text, verbose=False, **options)
     except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
@@ -136,7 +137,7 @@ def _encode(tokenizer, row: int, before: str, text: str, after: str, special: se
             f"prefixes/suffixes: {type(tokenizer).__name__} knows no character offsets, so context cannot be told "
             "from text; use a fast tokenizer, or score_ids with a free_mask"
         )
-    batch = _tokenize(tokenizer, "texts", row, before + text + after, return_offsets_mapping=fast)
+    batch = tokenized(tokenizer, "texts", row, before + text + after, return_offsets_mapping=fast)
     ids = list(batch["input_ids"])
     first, last = len(before), len(before) + len(text)
     offsets = _with_trimmed_spaces(batch["offset_mapping"]) if fast else None
@@ -170,8 +171,10 @@ def check_mask_token(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def rows_with_placeholder(tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]) -> list[list[int]]:
     """Each source as the first of a pair whose second is one mask."""
-    masks = [tokenizer.mask_token] * len(sources)
-    return tokenizer(text=list(sources), text_pair=masks, padding=False, truncation=False, verbose=False)["input_ids"]
+    pair = {"text_pair": tokenizer.mask_token}
+    return [
+        list(tokenized(tokenizer, "sources", row, source, **pair)["input_ids"]) for row, source in enumerate(sources)
+    ]
 
 
 def target_placeholder(tokenizer: PreTrainedTokenizerBase) -> list[int]:
