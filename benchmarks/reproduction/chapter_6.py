@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,10 +15,9 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.common import describe_machine
 from benchmarks.reproduction.laboratory import digest
 from benchmarks.reproduction.phonemes import PhonemeRecipe, phoneme_scores
-from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START, HiddenMarkovModel, Language, palindromes, rows_of
 from hf_ebm.objectives import enumerated
@@ -188,15 +186,9 @@ def _add_phonemes(laboratory: EnergyLaboratory, report: Report) -> None:
 
 def draw_projection(results: Path, quick: bool, folder: Path) -> Path:
     """Figure 6.1: negative log-likelihood by size of the data, with and without a masked model to project."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     laboratory = EnergyLaboratory(QUICK_ENERGY if quick else EnergyScale(), folder)
-    results.mkdir(parents=True, exist_ok=True)
     scale, raw = laboratory.scale, {}
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    figure, panels = pyplot_without_display().subplots(1, 2, figsize=(12, 4.5))
     seeds = scale.seeds[:3]
     for axes, language in zip(panels, ("palindromes", "hmm low"), strict=True):
         raw[language] = {"true": [laboratory.language(language, seed).entropy for seed in seeds]}
@@ -217,10 +209,4 @@ def draw_projection(results: Path, quick: bool, folder: Path) -> Path:
         axes.set_xlabel(f"sequences of {language}")
         axes.set_ylabel("NLL above the true one, nats a sequence (figure 6.1)")
         axes.legend()
-    path = results / "thesis-figure-6.1.png"
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
-    (results / "thesis-figure-6.1.json").write_text(json.dumps({**origin, "seeds": seeds, **raw}, indent=1) + "\n")
-    return path
+    return save_figure(results, "thesis-figure-6.1", figure, {"seeds": seeds, **raw})

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import describe_machine
 from benchmarks.reproduction.conditional import (
     BLOCKS,
     QUICK_CONDITIONAL,
@@ -18,6 +15,7 @@ from benchmarks.reproduction.conditional import (
     annealed,
     gibbs,
 )
+from benchmarks.reproduction.report import pyplot_without_display, save_figure
 from hf_ebm.plots import plot_energy_metric, rank_correlation
 
 SAMPLERS = {"MH, raw": Sampling("raw"), "MH, norm": Sampling(), "degenerate Gibbs": gibbs()}
@@ -34,8 +32,8 @@ def draw_epochs(results: Path, quick: bool, folder: Path) -> Path:
         ),
     }
     labels = {"energy": "local energy, nats a word", "PER": "phoneme error rate, %", "accept": "acceptance rate"}
-    laboratory, pyplot = _laboratory(quick, folder)
-    figure, axes = pyplot.subplots(2, 3, figsize=(15, 8))
+    laboratory = _laboratory(quick, folder)
+    figure, axes = pyplot_without_display().subplots(2, 3, figsize=(15, 8))
     places, raw = iter(axes.flat), {}
     for number, (samplers, names) in panels.items():
         for name in names:
@@ -49,13 +47,13 @@ def draw_epochs(results: Path, quick: bool, folder: Path) -> Path:
             place.set_xlabel("epoch")
             place.set_ylabel(f"{labels[name]} ({number})")
             place.legend()
-    return _save(results, "thesis-figures-6.2-6.3-6.4", figure, raw, laboratory)
+    return save_figure(results, "thesis-figures-6.2-6.3-6.4", figure, {**_scale(laboratory), **raw})
 
 
 def draw_correlation(results: Path, quick: bool, folder: Path) -> Path:
     """Local energy a phoneme against phoneme error, of every different sample that the chains of a sampler visited."""
-    laboratory, pyplot = _laboratory(quick, folder)
-    figure, panels = pyplot.subplots(1, len(SAMPLERS), figsize=(15, 4.5))
+    laboratory = _laboratory(quick, folder)
+    figure, panels = pyplot_without_display().subplots(1, len(SAMPLERS), figsize=(15, 4.5))
     raw = {}
     for place, (sampler, sampling) in zip(panels, SAMPLERS.items(), strict=True):
         found = {name: torch.tensor(values) for name, values in laboratory.run(sampling)["samples"].items()}
@@ -74,27 +72,13 @@ def draw_correlation(results: Path, quick: bool, folder: Path) -> Path:
             "mean rank correlation within a word": sum(within) / max(1, len(within)),
             "words with samples of different error": len(within),
         }
-    return _save(results, "energy-and-metric", figure, raw, laboratory)
+    return save_figure(results, "energy-and-metric", figure, {**_scale(laboratory), **raw})
 
 
-def _laboratory(quick: bool, folder: Path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return ConditionalLaboratory(QUICK_CONDITIONAL if quick else ConditionalScale(), folder), pyplot
+def _laboratory(quick: bool, folder: Path) -> ConditionalLaboratory:
+    return ConditionalLaboratory(QUICK_CONDITIONAL if quick else ConditionalScale(), folder)
 
 
-def _save(results: Path, name: str, figure, raw: dict, laboratory: ConditionalLaboratory) -> Path:
-    from matplotlib import pyplot
-
-    results.mkdir(parents=True, exist_ok=True)
-    path = results / f"{name}.png"
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
-    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
-    scale = {"words": laboratory.scale.words, "epochs": laboratory.scale.num_epochs, "chains": laboratory.scale.seeds}
-    (results / f"{name}.json").write_text(json.dumps({**origin, **scale, **raw}, indent=1) + "\n")
-    return path
+def _scale(laboratory: ConditionalLaboratory) -> dict:
+    scale = laboratory.scale
+    return {"words": scale.words, "epochs": scale.num_epochs, "chains": scale.seeds}

@@ -5,15 +5,13 @@ The line goes through a trained tagger in a random direction, each weight's step
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import describe_machine
 from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
+from benchmarks.reproduction.report import pyplot_without_display, save_figure
 from hf_ebm.objectives.token_losses import cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
@@ -46,11 +44,6 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
 
 def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     laboratory = Laboratory(Scale(4_000 if quick else 20_000, 200), folder)
     task = laboratory.task("stress")
     model = laboratory.model(Recipe("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
@@ -60,19 +53,13 @@ def draw(results: Path, quick: bool, folder: Path) -> Path:
     direction = [torch.randn(p.shape, generator=generator) * p.std().detach() for p in model.parameters()]
     points = torch.linspace(-1, 1, 201 if quick else 2001)
     curves = objective_along_line(model, batch, direction, points)
-    results.mkdir(parents=True, exist_ok=True)
-    figure, axes = pyplot.subplots(figsize=(7, 4))
+    figure, axes = pyplot_without_display().subplots(figsize=(7, 4))
     for name, values in curves.items():
         hard = name.startswith("hard")
         axes.plot(points, values, "." if hard else "-", label=name, markersize=2, color="red" if hard else None)
     axes.set_xlabel("step along a random direction from trained weights")
     axes.set_ylabel("cross entropy, nats per token")
     axes.legend()
-    path = results / "thesis-figure-3.1.png"
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
     largest = {name: max(abs(a - b) for a, b in pairwise(v)) for name, v in curves.items()}
-    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
-    summary = {**origin, "points": points.tolist(), "curves": curves, "largest_jump": largest}
-    (results / "thesis-figure-3.1.json").write_text(json.dumps(summary) + "\n")
-    return path
+    raw = {"points": points.tolist(), "curves": curves, "largest_jump": largest}
+    return save_figure(results, "thesis-figure-3.1", figure, raw)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from pathlib import Path
 
-from benchmarks.common import describe_machine
 from benchmarks.reproduction.chapter_4 import cross_entropy
 from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionRecipe, CompletionScale
 from benchmarks.reproduction.laboratory import Decoding, Laboratory, Recipe
-from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 
 START, TRAINED_ON = CompletionRecipe(), CompletionRecipe("likelihood")
 ALPHAS = (0.1, 1.0, 10.0)
@@ -119,13 +116,7 @@ def table_4(laboratory: Laboratory, report: Report) -> None:
 
 def draw_training(results: Path, quick: bool, folder: Path) -> Path:
     """Figures 1, 2 and 3: cost by proposal, spread of the weights, and weight of the likelihood candidates."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     laboratory = CompletionLaboratory(QUICK_COMPLETION if quick else CompletionScale(), folder)
-    results.mkdir(parents=True, exist_ok=True)
     seeds = laboratory.scale.seeds
     window = max(1, laboratory.scale.steps // 12)
     curves = {
@@ -133,7 +124,7 @@ def draw_training(results: Path, quick: bool, folder: Path) -> Path:
         "standard deviation of weights (figure 2)": {f"α = {a:g}": (mgs_lm(a), "weight_std") for a in ALPHAS},
         "weight of likelihood candidates (figure 3)": {f"α = {a:g}": (mgs_lm(a), "likelihood_weight") for a in ALPHAS},
     }
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4))
+    figure, panels = pyplot_without_display().subplots(1, 3, figsize=(15, 4))
     raw: dict[str, dict] = {}
     for axes, (title, lines) in zip(panels, curves.items(), strict=True):
         raw[title] = {}
@@ -147,10 +138,4 @@ def draw_training(results: Path, quick: bool, folder: Path) -> Path:
         axes.set_xlabel(f"step (mean of {len(runs)} seed(s) and the last {window} steps)")
         axes.set_ylabel(title)
         axes.legend()
-    path = results / "mgs-figures-1-2-3.png"
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
-    (results / "mgs-figures-1-2-3.json").write_text(json.dumps({**origin, "seeds": seeds, "curves": raw}) + "\n")
-    return path
+    return save_figure(results, "mgs-figures-1-2-3", figure, {"seeds": seeds, "curves": raw})

@@ -69,17 +69,43 @@ class Report:
     def save(self, folder: Path, seconds: float) -> str:
         """Writes `NAME.md` and `NAME.json`; returns the Markdown. `seconds` is what its models took to train."""
         folder.mkdir(parents=True, exist_ok=True)
-        command = "python benchmarks/reproduce.py " + " ".join(sys.argv[1:])
-        text = self.markdown(command, seconds)
+        text = self.markdown(command(), seconds)
         (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
         raw = {
-            "name": self.name, "title": self.title, "command": command, "machine": describe_machine(),
+            "name": self.name, "title": self.title, "command": command(), "machine": describe_machine(),
             "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
             "seeds": self.seeds, "rows": self.rows,
             "findings": self.findings, "notes": self.notes,
         }  # fmt: skip
         (folder / f"{self.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
         return text
+
+
+def command() -> str:
+    """The command line of this run."""
+    return "python benchmarks/reproduce.py " + " ".join(sys.argv[1:])
+
+
+def pyplot_without_display():
+    """Matplotlib's pyplot, drawing to files alone."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save_figure(folder: Path, name: str, figure, raw: dict) -> Path:
+    """Writes `NAME.png` and, with where and how it was run, `NAME.json`; returns the image's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.png"
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot_without_display().close(figure)
+    text = json.dumps({"command": command(), "machine": describe_machine(), **raw}, indent=1)
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    return path
 
 
 def _cell(values: list[float]) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import describe_machine
-from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 from benchmarks.reproduction.residual_runs import (
     MAX_NEW_TOKENS,
     QUICK_RESIDUAL,
@@ -20,6 +17,7 @@ from benchmarks.reproduction.residual_runs import (
 )
 from hf_ebm.models.residual.perplexity import bounds_by_size, lm_log_probs, position_log_probs
 from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+from hf_ebm.plots import plot_perplexity_bounds
 
 SPLITS = ("validation", "test")
 # Rates were chosen in four short runs of one seed, by the loss on validation verses.
@@ -104,28 +102,15 @@ def _effective_share(laboratory, recipe: ResidualRecipe, seed: int) -> float:
 
 def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Figures 1, 2 and 3, from the models of the table's first seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     laboratory = ResidualLaboratory(QUICK_RESIDUAL if quick else ResidualScale(), folder)
-    results.mkdir(parents=True, exist_ok=True)
-    figure, panels = pyplot.subplots(2, 2, figsize=(13, 9))
+    figure, panels = pyplot_without_display().subplots(2, 2, figsize=(13, 9))
     raw = {
         "positions (figure 1)": _draw_positions(laboratory, panels[0][0], 1 if quick else 40),
         "number of samples (figure 2, left)": _draw_sizes(laboratory, panels[0][1]),
         "unique n-grams (figure 2, right)": _draw_ngrams(laboratory, panels[1][0]),
         "log probabilities (figure 3)": _draw_densities(laboratory, panels[1][1]),
     }
-    path = results / "residual-figures-1-2-3.png"
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-    origin = {"command": "python benchmarks/reproduce.py " + " ".join(sys.argv[1:]), "machine": describe_machine()}
-    origin["seed"] = laboratory.scale.seeds[0]
-    (results / "residual-figures-1-2-3.json").write_text(json.dumps({**origin, **raw}, indent=1) + "\n")
-    return path
+    return save_figure(results, "residual-figures-1-2-3", figure, {"seed": laboratory.scale.seeds[0], **raw})
 
 
 def _draw_positions(laboratory, axes, count: int) -> dict:
@@ -170,12 +155,8 @@ def _draw_sizes(laboratory, axes) -> dict:
         side: ((nats[:, None] + values).sum(0) / tokens).exp().tolist()
         for side, values in (("lower", bounds.lower), ("upper", bounds.upper))
     }
-    for side, values in found.items():
-        axes.plot(sizes, values, marker="o", label=side)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("samples for each prefix")
+    plot_perplexity_bounds(sizes, found["lower"], found["upper"], axes)
     axes.set_ylabel("perplexity of BIT, test (figure 2)")
-    axes.legend()
     return {"samples": sizes, **found}
 
 
