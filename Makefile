@@ -1,11 +1,11 @@
-# make setup | sample | test: each does all of its own set-up and can be repeated.
+# make setup | sample | test | lint | docs: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test lint
+.PHONY: setup sample test lint docs
 
 setup: $(VENV)/.installed
 
@@ -21,8 +21,11 @@ sample: setup
 	  --block_fill sequential --block_layout contiguous --output $(VENV)/samples.jsonl
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: setup
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html

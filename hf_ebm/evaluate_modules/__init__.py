@@ -1,4 +1,4 @@
-"""Modules for `evaluate.load`, a folder each: `<name>/<name>.py` and its card, `<name>/README.md`.
+"""Modules for `evaluate.load`, a folder each: `<name>/<name>.py` and its card, `<name>/README.md`::
 
     evaluate.load(module_path("edit_distance"))
 

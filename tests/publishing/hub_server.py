@@ -13,8 +13,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-_REPO = re.compile(r"^/api/models/([^/]+/[^/]+)(?:/(preupload|commit|revision|tree|branch)(?:/([^/]+))?(?:/(.*))?)?$")
-_FILE = re.compile(r"^/([^/]+/[^/]+)/resolve/([^/]+)/(.+)$")
+# A repository is "user/name", or a bare name like "gpt2".
+_REPO = re.compile(
+    r"^/api/models/((?:[^/]+/)??[^/]+)(?:/(preupload|commit|revision|tree|branch)(?:/([^/]+))?(?:/(.*))?)?$"
+)
+_FILE = re.compile(r"^/((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
 
 
 class HubServer:

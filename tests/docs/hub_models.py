@@ -1,0 +1,84 @@
+"""Tiny random models under the names of Hub models that the documentation uses, for a Hub on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import processors
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    EsmConfig,
+    EsmForMaskedLM,
+    EsmTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from tests.models.tokenizers_for_tests import small_tokenizer
+
+_AMINO_ACIDS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+_SIZE = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+
+
+def _bert():
+    tokenizer = small_tokenizer("wordpiece")
+    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **_SIZE)), tokenizer
+
+
+def _roberta():
+    tokenizer = small_tokenizer("bytes")
+    config = RobertaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **_SIZE)
+    return RobertaForMaskedLM(config), tokenizer
+
+
+def _esm():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "vocab.txt").write_text("\n".join(_AMINO_ACIDS))
+        tokenizer = EsmTokenizer(str(Path(folder, "vocab.txt")))
+    config = EsmConfig(
+        vocab_size=len(_AMINO_ACIDS), mask_token_id=tokenizer.mask_token_id, pad_token_id=tokenizer.pad_token_id,
+        position_embedding_type="rotary", token_dropout=True, **_SIZE,
+    )  # fmt: skip
+    return EsmForMaskedLM(config), tokenizer
+
+
+def _gpt2():
+    tokenizer = small_tokenizer("bytes")
+    tokenizer._tokenizer.post_processor = processors.ByteLevel()  # nothing stands around a text
+    tokenizer.eos_token = tokenizer.bos_token = tokenizer.unk_token = "</s>"
+    ends = dict(bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, **ends)), tokenizer
+
+
+def _sentiment():
+    tokenizer = small_tokenizer("wordpiece")
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=16, n_layers=1, n_heads=2, hidden_dim=32, id2label={0: "NEGATIVE", 1: "POSITIVE"}
+    )
+    return DistilBertForSequenceClassification(config), tokenizer
+
+
+HUB_MODELS = {
+    "bert-base-uncased": _bert,
+    "roberta-base": _roberta,
+    "facebook/esm2_t12_35M_UR50D": _esm,
+    "gpt2": _gpt2,
+    "distilbert-base-uncased-finetuned-sst-2-english": _sentiment,
+}
+
+
+def repository(name: str) -> dict[str, bytes]:
+    """The files of a stand-in for a Hub model."""
+    torch.manual_seed(0)
+    model, tokenizer = HUB_MODELS[name]()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

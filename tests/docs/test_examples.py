@@ -1,0 +1,87 @@
+"""Every code block of the README, the guides and the other pages runs; those of Hub models against a Hub of our own."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_ebm.cli.main import main
+from tests.docs.hub_models import HUB_MODELS, repository
+from tests.publishing.hub_server import HubServer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/methods.md")]
+PAGES += sorted((ROOT / "docs/guides").glob("*.md"))
+BLOCKS = [
+    (f"{page.name}-{number}", language, code)
+    for page in PAGES
+    for number, (language, code) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```", page.read_text("utf-8"), re.S | re.M))
+]
+PYTHON = {name: code for name, language, code in BLOCKS if language == "python"}
+HUB = {
+    name: code
+    for name, code in PYTHON.items()
+    if "push_to_hub(" in code or any(f'"{model}"' in code.split("# or")[0] for model in HUB_MODELS)
+}
+OFFLINE = [name for name in PYTHON if name not in HUB]
+LINES = [line for _, language, code in BLOCKS if language == "bash" for line in code.splitlines()]
+COMMANDS = list(dict.fromkeys(line for line in LINES if line.startswith("hf-ebm ")))
+
+
+def test_every_block_is_of_a_kind_that_is_run():
+    assert {language for _, language, _ in BLOCKS} == {"python", "bash"}
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    for line in LINES:  # make's targets are run by CI itself
+        words = shlex.split(line, comments=True)
+        assert not words or line in COMMANDS or (words[0] == "make" and set(words[1:]) <= set(targets)), line
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_python_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PYTHON[name], name, "exec"), {})
+
+
+def test_python_with_hub_models_runs(tmp_path):
+    assert len(HUB) >= 5
+    hub = HubServer(user="you")
+    for name in HUB_MODELS:
+        hub.files[name], hub.commits[name] = repository(name), []
+    (tmp_path / "blocks.json").write_text(json.dumps(HUB))
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_token", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0",
+        "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1",
+    }  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("run_blocks.py")), "blocks.json"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    hub.close()
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("--- ") == len(HUB)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_run(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("And God said, Let there be light\nand he went the house\n")
+    Path("prompts.txt").write_text("and the [MASK] said unto [MASK]\n")
+    Path("nbest.jsonl").write_text('{"candidates": ["he went up", "up he go"]}\n')
+    row = {"prefix_ids": [2, 70], "continuation_ids": [3], "negatives": [[70, 3]]}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    main(shlex.split(line, comments=True)[1:])
+    assert capsys.readouterr().out
+
+
+def test_the_readme_shows_the_main_job():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert all(name in readme for name in ("bert-base-uncased", "roberta-base", "esm2", "make sample", "make test"))
+
+
+def test_links_between_files_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
