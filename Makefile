@@ -1,11 +1,11 @@
-# make setup | sample | test | lint | docs: each does all of its own set-up and can be repeated.
+# make setup | sample | test | lint | docs | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test lint docs
+.PHONY: setup sample test lint docs wheel
 
 setup: $(VENV)/.installed
 
@@ -26,6 +26,10 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 docs: setup
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+wheel: setup
+	.ci/check_wheel $(BIN)/python

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _Model = PreTrainedModel  # what the mixin is mixed into
+else:
+    _Model = object
 
 logger = logging.get_logger(__name__)
 
@@ -20,10 +29,20 @@ class GenerationSettings(GenerationConfig):
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
+    seed: int | None
+
+    if TYPE_CHECKING:  # Transformers' own annotations say `GenerationConfig`
+
+        @classmethod
+        def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self: ...
+
+        @classmethod
+        def from_pretrained(cls, pretrained_model_name: str | os.PathLike, *args: Any, **kwargs: Any) -> Self: ...
+
     # A Trainer aligns these with its tokenizer. Here they are the model configuration's business.
     bos_token_id = eos_token_id = pad_token_id = property(lambda self: None, lambda self, value: None)
 
-    def __init__(self, **kwargs):
+    def __init__(self, **kwargs: Any):
         # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.
         for name in self.defaults:
             setattr(self, name, kwargs.pop(name, None))
@@ -38,7 +57,7 @@ class GenerationSettings(GenerationConfig):
         """Restores what JSON cannot hold."""
 
     @classmethod
-    def _refuse_unknown(cls, given) -> None:
+    def _refuse_unknown(cls, given: Iterable[str]) -> None:
         unknown = sorted(set(given) - set(cls.defaults))
         if unknown:
             raise ValueError(f"unknown generation settings: {', '.join(unknown)}; known: {', '.join(cls.defaults)}")
@@ -48,7 +67,7 @@ class GenerationSettings(GenerationConfig):
         return dict(cls.defaults)
 
     @classmethod
-    def from_model_config(cls, model_config):
+    def from_model_config(cls, model_config: PreTrainedConfig | dict) -> GenerationConfig:
         """Model configurations hold no such settings; Transformers expects this error."""
         raise NotImplementedError
 
@@ -77,7 +96,7 @@ class GenerationSettings(GenerationConfig):
         if value is not None and not (is_whole(value) and value >= least):
             raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
 
-    def _check_number(self, name: str, allowed, description: str) -> None:
+    def _check_number(self, name: str, allowed: Callable[[float], bool], description: str) -> None:
         value = getattr(self, name)
         if value is None:
             return
@@ -85,13 +104,18 @@ class GenerationSettings(GenerationConfig):
             raise ValueError(f"{name} must be {description}, got {value!r}")
 
 
-class SettingsGenerationMixin:
+class SettingsGenerationMixin(_Model):
     """Loads the `generation_config_class`. (Transformers knows generating models by "GenerationMixin" in a base.)"""
 
+    generation_config_class: type[GenerationSettings]
+    generation_config: GenerationSettings
+
     def adjust_generation_fn(
-        self, generation_config, from_auto_class, from_pipeline, pretrained_model_name_or_path, cache_dir,
-        force_download, proxies, local_files_only, token, revision, subfolder, trust_remote_code, **kwargs,
-    ):  # fmt: skip
+        self, generation_config: GenerationConfig | None, from_auto_class: bool, from_pipeline: str | None,
+        pretrained_model_name_or_path: str, cache_dir: str | None, force_download: bool, proxies: dict | None,
+        local_files_only: bool, token: str | bool | None, revision: str, subfolder: str, trust_remote_code: bool,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         """Called by `from_pretrained` to load the generation settings; the stock one would make a stock config."""
         if generation_config is not None:
             self.generation_config = self.generation_config_class.from_dict(generation_config.to_dict())
@@ -106,6 +130,6 @@ class SettingsGenerationMixin:
             logger.info("Generation config file not found, using the default settings.")
 
 
-def is_whole(value) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an int and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -16,8 +16,10 @@ from hf_ebm.sampling.output import ChainGenerationOutput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from transformers import PreTrainedTokenizerBase
 
 _ANNOTATED = 400  # tokens that a heat map still has room to name
+_NAMED_CHAINS = 6  # chains whose names still leave the traces to be seen
 
 
 def plot_energy_trace(output: ChainGenerationOutput, prompt: int = 0, axes: Axes | None = None) -> Axes:
@@ -38,10 +40,10 @@ def plot_energy_trace(output: ChainGenerationOutput, prompt: int = 0, axes: Axes
     if kept.shape[0] >= 2 and kept.shape[1] >= 4:
         found = energy_diagnostics(kept)
         axes.set_title(f"split R-hat {found.r_hat:.2f}, bulk ESS {found.ess_bulk:.0f}")
-    axes.set_xlabel("epoch")
+    _whole_numbers(axes, "epoch")
     axes.set_ylabel("energy, nats")
-    if len(chosen) <= 10:
-        axes.legend()
+    if len(chosen) <= _NAMED_CHAINS:
+        axes.legend(fontsize="small", ncols=2)
     return axes
 
 
@@ -50,7 +52,7 @@ def plot_acceptance(output: ChainGenerationOutput, axes: Axes | None = None) -> 
     axes = _axes(axes)
     for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
         axes.plot(getattr(output.trace, name).nanmean(0).tolist(), label=label)
-    axes.set_xlabel("epoch")
+    _whole_numbers(axes, "epoch")
     axes.set_ylabel("share of proposals")
     axes.set_ylim(0, 1.02)
     sizes = axes.twinx()
@@ -61,7 +63,9 @@ def plot_acceptance(output: ChainGenerationOutput, axes: Axes | None = None) -> 
     return axes
 
 
-def plot_token_changes(output: ChainGenerationOutput, tokenizer, chain: int = 0, axes: Axes | None = None) -> Axes:
+def plot_token_changes(
+    output: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase, chain: int = 0, axes: Axes | None = None
+) -> Axes:
     """Which tokens of a chain changed from one kept sample to the next; a row for each sample, the first at the top.
 
     Tokens are named while there is room. Raises `ValueError` for a chain that there isn't, or without kept samples.
@@ -79,7 +83,7 @@ def plot_token_changes(output: ChainGenerationOutput, tokenizer, chain: int = 0,
         for row, sample in enumerate(ids.tolist()):
             for column, token in enumerate(tokenizer.convert_ids_to_tokens(sample)):
                 axes.text(column, row, token, ha="center", va="center", fontsize=7)
-    axes.set_xlabel("position")
+    _whole_numbers(axes, "position")
     axes.set_ylabel("kept sample")
     return axes
 
@@ -132,11 +136,16 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _chains_of(output: ChainGenerationOutput, prompt: int) -> Tensor:
-    chosen = (output.prompt_indices == prompt).nonzero()[:, 0]
+    chosen = output.prompt_indices.eq(prompt).nonzero()[:, 0]
     if not len(chosen):
         found = sorted(set(output.prompt_indices.tolist()))
         raise ValueError(f"prompt must be one of {found[:10]}, got {prompt!r}")
     return chosen
+
+
+def _whole_numbers(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label)
+    axes.locator_params(axis="x", integer=True)
 
 
 def _axes(axes: Axes | None) -> Axes:

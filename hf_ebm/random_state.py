@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device):
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """The state started from a seed inside; afterwards it is as it was."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hf_ebm.exact import DEFAULT_LIMIT
@@ -17,7 +18,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
 from hf_ebm.scoring.energies import token_energies
-from hf_ebm.scoring.rows import MaskedRows
+from hf_ebm.scoring.rows import MaskedRows, Sequences
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 OBJECTIVES = ("mle", "pll", "mlm", "kl", "kl+pll")
@@ -41,7 +42,7 @@ class EnergyTrainingConfig(TrainingArguments):
     enumeration_limit: int = field(default=DEFAULT_LIMIT, metadata={"help": "The most sequences that are enumerated."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
@@ -68,19 +69,34 @@ class EnergyTrainer(RowLossMixin, Trainer):
         ValueError: for another model or an encoder-decoder; a teacher that is missing, not needed or has other tokens.
     """
 
-    config_class = EnergyTrainingConfig
+    config_class: ClassVar[type[EnergyTrainingConfig]] = EnergyTrainingConfig
+    args: EnergyTrainingConfig
     bibtex = (citations.GOYAL_2021,)
     row_key = "input_ids"
 
-    def __init__(self, model=None, args=None, *, teacher: EnergyModel | None = None, **kwargs):
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: EnergyTrainingConfig | None = None,
+        *,
+        teacher: EnergyModel | None = None,
+        **kwargs: Any,
+    ):
         kwargs.setdefault("data_collator", EnergyCollator(model))
         super().__init__(model=model, args=args, **kwargs)
-        if (teacher is not None) != args.objective.startswith("kl"):
-            raise ValueError(f"teacher must be given for the objectives kl and kl+pll alone, got {args.objective!r}")
+        objective = self.args.objective
+        if (teacher is not None) != objective.startswith("kl"):
+            raise ValueError(f"teacher must be given for the objectives kl and kl+pll alone, got {objective!r}")
         if teacher is not None:
-            _check_teacher(model, teacher)
-            self.teacher = teacher.to(args.device).requires_grad_(False).eval()
-        self.tokens = proposal_support(model, None).nonzero()[:, 0]
+            _check_teacher(self.energy_model, teacher)
+            teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
+            self.teacher = teacher.requires_grad_(False).eval()
+        self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
+
+    @property
+    def energy_model(self) -> EnergyModel:
+        """The model without data-parallel wrapper."""
+        return self.accelerator.unwrap_model(self.model)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """An energy model of a masked language model without an encoder input."""
@@ -94,13 +110,14 @@ class EnergyTrainer(RowLossMixin, Trainer):
         if "input_ids" not in inputs:
             raise ValueError(f"inputs must have input_ids, got {', '.join(inputs)}")
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """The objective of a batch, summed over rows."""
-        energy_model = self.accelerator.unwrap_model(self.model)
+        energy_model = self.energy_model
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         sequences, scored = check_energy_inputs(energy_model, ids, mask, None, None, None)
         rows = torch.tensor(len(ids), device=ids.device)
-        loss, logged = 0.0, {}
+        loss = torch.zeros((), device=ids.device, requires_grad=True)  # all there is of a batch without free tokens
+        logged: dict[str, tuple[Tensor, Tensor]] = {}
         if model is not energy_model:
             # The passes below are of the model itself. A data-parallel wrapper averages gradients only of a step in
             # which it was called, so it is, on one row that counts for nothing.
@@ -120,7 +137,9 @@ class EnergyTrainer(RowLossMixin, Trainer):
                 logged["log_partition"] = (before[0] + total[0], before[1] + total[1])
         return LossTerms(loss, rows, logged)
 
-    def _sum(self, model: EnergyModel, sequences, scored: Tensor, length: int) -> tuple[Tensor, Tensor | None]:
+    def _sum(
+        self, model: EnergyModel, sequences: Sequences, scored: Tensor, length: int
+    ) -> tuple[Tensor, Tensor | None]:
         """The objective summed over rows of one length, and log Z if it was computed."""
         tokens, objective = self.tokens.to(sequences.ids.device), self.args.objective
         free = sequences.ids[scored].view(len(scored), length)
@@ -153,7 +172,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
         return loss, None
 
     @staticmethod
-    def _framed(model: EnergyModel, sequences, scored: Tensor) -> bool:
+    def _framed(model: EnergyModel, sequences: Sequences, scored: Tensor) -> bool:
         """Whether all rows are free tokens between the model's own special tokens."""
         config = model.config
         before, behind = config.prefix_token_ids or [], config.suffix_token_ids or []
@@ -166,16 +185,17 @@ class EnergyTrainer(RowLossMixin, Trainer):
         """Energies of all sequences, (V,) * T."""
         config = model.config
         before, behind = config.prefix_token_ids or [], config.suffix_token_ids or []
-        if hasattr(model.mlm, "context_logits"):
-            tables = model.mlm.context_logits(before, behind, tokens, length)
+        context_logits = getattr(model.mlm, "context_logits", None)
+        if context_logits is not None:
+            tables = context_logits(before, behind, tokens, length)
             tables = [token_scores(table, tokens, config.energy) for table in tables]
         else:
-            around = [torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind)]
-            tables = scores_in_contexts(model._row_runner(), *around, tokens, length, config.energy)
+            left, right = (torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind))
+            tables = scores_in_contexts(model._row_runner(), left, right, tokens, length, config.energy)
         return enumerated.energies_from_contexts(tables)
 
     @torch.no_grad()
-    def _teacher_log_probs(self, sequences, scored: Tensor, tokens: Tensor) -> Tensor:
+    def _teacher_log_probs(self, sequences: Sequences, scored: Tensor, tokens: Tensor) -> Tensor:
         """The teacher's masked conditionals over the tokens, (N, V)."""
         source, position = scored.nonzero(as_tuple=True)
         rows = MaskedRows(source, position[:, None], position[:, None])
@@ -186,7 +206,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
 class EnergyCollator:
     """Pads rows of `input_ids` on the right."""
 
-    def __init__(self, model: EnergyModel):
+    def __init__(self, model: object):
         self.pad_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
 
     def __call__(self, rows: list[dict]) -> dict[str, Tensor]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
@@ -26,7 +30,7 @@ class LossTerms:
 
 
 class LossTermsMixin(PublishingTrainerMixin):
-    """Gives a Trainer `compute_loss` from an `objective` that returns `LossTerms`.
+    """Gives a Trainer `compute_loss` from a method `loss_terms` that returns `LossTerms`.
 
     The loss is a mean over items, whatever the accumulation, the batch sizes and the number of processes. Terms are
     logged under their names, averaged over what was trained since the last log. Subclasses have a `config_class`.
@@ -37,7 +41,9 @@ class LossTermsMixin(PublishingTrainerMixin):
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any
+    ):
         if not isinstance(args, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         if kwargs.get("compute_loss_func") is not None:
@@ -52,17 +58,20 @@ class LossTermsMixin(PublishingTrainerMixin):
         self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self._batches_seen = (-1, 0)  # global step, batches of it so far
 
-    def objective(self, model: torch.nn.Module, inputs: dict) -> LossTerms:
-        """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`."""
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
+        """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`.
+
+        Not called `objective`: in a hyperparameter search the Trainer keeps the value that is searched for there.
+        """
         raise NotImplementedError
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind."""
 
-    def check_batch(self, inputs: dict) -> None:
+    def check_batch(self, inputs: dict[str, Any]) -> None:
         """Raises `ValueError` for a batch the objective cannot take."""
 
-    def train(self, *args, **kwargs):
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; nothing is left over from a run before."""
         self._sums[True] = {}
         self._batches_seen = (-1, 0)
@@ -78,10 +87,16 @@ class LossTermsMixin(PublishingTrainerMixin):
         self._batches_seen = (self.state.global_step, batches)
         return hash((self.args.seed, self.state.global_step, batches, *key)) % 2**63
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
         """The objective's sum over the number of tokens."""
         self.check_batch(inputs)
-        terms = self.objective(model, inputs)
+        terms = self.loss_terms(model, inputs)
         training = self.model.training
         self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
         self._constants[training] = terms.constants
@@ -90,7 +105,7 @@ class LossTermsMixin(PublishingTrainerMixin):
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
         return (loss, {}) if return_outputs else loss
 
-    def _add(self, training: bool, terms: dict) -> None:
+    def _add(self, training: bool, terms: Mapping[str, tuple[torch.Tensor, torch.Tensor | int]]) -> None:
         sums = self._sums[training]
         for name, (value, count) in terms.items():
             pair = torch.stack([value.detach().double(), torch.as_tensor(count, device=value.device).double()])
@@ -109,7 +124,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         """What is logged, from the averages of the terms."""
         return averages
 
-    def log(self, logs, *args, **kwargs):
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the terms of the objective to the Trainer's training logs."""
         if "loss" in logs and self._sums[True]:
             averages = self._averages(training=True)
@@ -117,12 +132,13 @@ class LossTermsMixin(PublishingTrainerMixin):
             logs = {**logs, **averages, **self._constants[True]}
         super().log(logs, *args, **kwargs)
 
-    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """The Trainer's loop; losses are averaged over tokens, not over batches."""
         self._sums[False] = {}
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output, prefix = super().evaluation_loop(*args, **kwargs), kwargs.get("metric_key_prefix", "eval")
         averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in averages.items()})
+        if output.metrics is not None:
+            output.metrics.update({f"{prefix}_{name}": value for name, value in averages.items()})
         return output
 
 
@@ -134,13 +150,19 @@ class RowLossMixin(LossTermsMixin):
 
     row_key: str
 
-    def _get_num_items_in_batch(self, batch_samples, device):
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         rows = torch.tensor(sum(len(batch[self.row_key]) for batch in batch_samples), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor, None, None]:
         """The objective, without predictions."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from hf_ebm.objectives.parameter_search import (
     Candidate,
@@ -51,7 +54,7 @@ class MGSConfig(TaskLossConfig):
     density: str = field(default="given_noise", metadata={"help": "given_noise, or full as the paper prints it."})
     likelihood_max_grad_norm: float = field(default=1.0, metadata={"help": "Norm the likelihood gradient is cut to."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_candidates < 1:
             raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
@@ -87,10 +90,11 @@ class MGSTrainer(TaskLossTrainer):
             stream as `train_dataset` with several processes.
     """
 
-    config_class = MGSConfig
+    config_class: ClassVar[type[MGSConfig]] = MGSConfig
+    args: MGSConfig
     bibtex = (citations.WELLECK_2021,)
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(self, model: PreTrainedModel | nn.Module | None = None, args: MGSConfig | None = None, **kwargs: Any):
         super().__init__(model=model, args=args, **kwargs)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
@@ -99,7 +103,7 @@ class MGSTrainer(TaskLossTrainer):
                     "rounded away; load the model with dtype=torch.float32 and compute with bf16=True"
                 )
 
-    def get_train_dataloader(self):
+    def get_train_dataloader(self) -> DataLoader:
         """Every process gets every batch, in the same order."""
         loader = super().get_train_dataloader()
         if self.args.world_size == 1:
@@ -110,12 +114,18 @@ class MGSTrainer(TaskLossTrainer):
         loader.batch_sampler.even_batches = False  # the last batch is as short as with one process
         return loader
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
         """Puts minus the direction where the optimizer looks for the gradient."""
         module = self.module
         module.train()
-        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have modes
-            self.optimizer.train()
+        begin = getattr(self.optimizer, "train", None)
+        if callable(begin):  # schedule-free optimizers have modes
+            begin()
         inputs = self._prepare_inputs(inputs)
         self.check_batch(inputs)
         pairs = self.pairs(inputs)
@@ -130,10 +140,12 @@ class MGSTrainer(TaskLossTrainer):
             loss = loss / sum(map(len, pairs.targets))
         loss.backward()
 
-        searched = [parameter for parameter in parameters if parameter.grad is not None]
-        for parameter in searched:
-            parameter.grad = parameter.grad.contiguous()
-        directions = [parameter.grad for parameter in searched]
+        searched, directions = [], []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.contiguous()
+                searched.append(parameter)
+                directions.append(parameter.grad)
         norm = torch.nn.utils.get_total_norm(directions)
         for direction in directions:
             direction.mul_(-min(1.0, self.args.likelihood_max_grad_norm / (float(norm) + 1e-6)))
@@ -148,7 +160,9 @@ class MGSTrainer(TaskLossTrainer):
         self._add(True, {"loss": (loss.detach() * tokens, tokens)})
         return loss.detach() / steps
 
-    def _search(self, pairs: SequencePairs, parameters, directions, seed: int) -> None:
+    def _search(
+        self, pairs: SequencePairs, parameters: list[nn.Parameter], directions: list[torch.Tensor], seed: int
+    ) -> None:
         """Turns the likelihood step in `directions` into the direction of the search."""
         args = self.args
         scales = noise_scales(directions, args.noise)
@@ -159,13 +173,20 @@ class MGSTrainer(TaskLossTrainer):
         self._log_search(costs, weights, torch.tensor([candidate.from_likelihood for candidate in candidates]))
 
     def _costs_around(
-        self, pairs: SequencePairs, parameters, directions, scales, candidates: list[Candidate], seed: int
+        self,
+        pairs: SequencePairs,
+        parameters: list[nn.Parameter],
+        directions: list[torch.Tensor],
+        scales: list[float],
+        candidates: list[Candidate],
+        seed: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean costs at θ and at each candidate, (K + 1,), and log densities, (K,); float64, on the CPU.
 
         Each process decodes for its share. Sampling, where the decoder samples, has the same noise everywhere.
         """
         config, rows = self.decoder(pairs), list(range(len(pairs)))
+        density: Density = "full" if self.args.density == "full" else "given_noise"
         found = torch.zeros(len(candidates) + 1, 2, dtype=torch.float64)
         proposal = proposal_sums(directions, scales)
         weights = [parameter.detach() for parameter in parameters]
@@ -174,10 +195,8 @@ class MGSTrainer(TaskLossTrainer):
             for task in range(self.args.process_index, len(found), self.args.world_size):
                 if task:
                     candidate = candidates[task - 1]
-                    noise = perturb_(weights, originals, directions, scales, candidate, self.args.density)
-                    found[task, 1] = log_proposal_density(
-                        candidate, noise, proposal, self.args.mixture, self.args.density
-                    )
+                    noise = perturb_(weights, originals, directions, scales, candidate, density)
+                    found[task, 1] = log_proposal_density(candidate, noise, proposal, self.args.mixture, density)
                 decoded = [sequences[0] for sequences in self.decode(pairs, config, seed)]
                 found[task, 0] = self.costs(pairs, rows, decoded).double().mean()
         finally:

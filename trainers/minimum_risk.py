@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
+from torch import nn
 
 from hf_ebm.objectives.sequence_risk import minimum_risk
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
+from hf_ebm.trainers.sequence_pairs import SequencePairs
 
 
 @dataclass
@@ -30,7 +33,7 @@ class MinimumRiskConfig(SampledRiskConfig):
     sampling_temperature: float = field(default=1.0, metadata={"help": "Temperature at which candidates are sampled."})
     include_target: bool = field(default=True, metadata={"help": "Put the target among the candidates."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sharpness", "sampling_temperature"):
             if not 0 < getattr(self, name) < math.inf:
@@ -46,10 +49,11 @@ class MinimumRiskTrainer(SampledRiskTrainer):
     number of different candidates of a row), and `cross_entropy` where it has a weight.
     """
 
-    config_class = MinimumRiskConfig
+    config_class: ClassVar[type[MinimumRiskConfig]] = MinimumRiskConfig
+    args: MinimumRiskConfig
     bibtex = (citations.SHEN_2016, citations.WELLECK_2021)
 
-    def training_terms(self, model, pairs):
+    def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         args = self.args
         drawn = self.sample(pairs, args.num_candidates, args.sampling_temperature)
         targets = [[target] if args.include_target else [] for target in pairs.targets]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
-from transformers import TrainerCallback
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import TrainOutput
 
 from hf_ebm.objectives.sequence_risk import policy_gradient_loss
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
+from hf_ebm.trainers.sequence_pairs import SequencePairs
 
 BASELINES = ("self_critical", "running_mean")
 
@@ -32,7 +36,7 @@ class PolicyGradientConfig(SampledRiskConfig):
     baseline: str = field(default="self_critical", metadata={"help": "self_critical or running_mean."})
     running_mean_decay: float = field(default=0.95, metadata={"help": "Weight of the past in the running mean."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.baseline not in BASELINES:
             raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}")
@@ -47,10 +51,13 @@ class RunningMean(TrainerCallback, ExportableState):
         self.decay, self.value = decay, value
         self._total = self._count = 0.0
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         # The Trainer itself goes on with a callback's state only where `restore_callback_states_from_checkpoint` is on.
         # A checkpoint of another trainer has none, and the Trainer saves only states that are there.
-        self.value = state.stateful_callbacks.setdefault("RunningMean", self.state())["args"]["value"]
+        kept: Any = state.stateful_callbacks  # annotated as the list of callbacks that it is made of
+        self.value = kept.setdefault("RunningMean", self.state())["args"]["value"]
         self._total = self._count = 0.0
 
     def add(self, total: float, count: float) -> None:
@@ -58,7 +65,7 @@ class RunningMean(TrainerCallback, ExportableState):
         self._total += total
         self._count += count
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._count:
             mean = self._total / self._count
             self.value = mean if self.value is None else self.decay * self.value + (1 - self.decay) * mean
@@ -76,24 +83,27 @@ class PolicyGradientTrainer(SampledRiskTrainer):
     is the surrogate whose gradient is the estimate; its value means little.
     """
 
-    config_class = PolicyGradientConfig
+    config_class: ClassVar[type[PolicyGradientConfig]] = PolicyGradientConfig
+    args: PolicyGradientConfig
     bibtex = (citations.WELLECK_2021,)
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: PolicyGradientConfig | None = None, **kwargs: Any
+    ):
         super().__init__(model=model, args=args, **kwargs)
-        self.add_callback(RunningMean(args.running_mean_decay))
+        self.add_callback(RunningMean(self.args.running_mean_decay))
 
     @property
     def running_mean(self) -> RunningMean:
         """The running mean of this trainer, or of the checkpoint it went on from."""
         return next(found for found in self.callback_handler.callbacks if isinstance(found, RunningMean))
 
-    def train(self, *args, **kwargs):
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; nothing is left over from a run before."""
         self.running_mean.value = None  # a checkpoint's is put back when training begins
         return super().train(*args, **kwargs)
 
-    def training_terms(self, model, pairs):
+    def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         samples = self.sample(pairs, self.args.num_candidates)
         costs = self.candidate_costs(pairs, samples)
         baseline = self._baseline(pairs, costs)
@@ -112,7 +122,7 @@ class PolicyGradientTrainer(SampledRiskTrainer):
             logged["cross_entropy"] = (cross_entropy.sum(), rows)
         return LossTerms(loss, rows, logged)
 
-    def _baseline(self, pairs, costs: torch.Tensor) -> torch.Tensor:
+    def _baseline(self, pairs: SequencePairs, costs: torch.Tensor) -> torch.Tensor:
         """(B, 1) or (1, 1)."""
         if self.args.baseline == "self_critical":
             config = self.decoder(pairs, do_sample=False, num_beams=1)
@@ -124,7 +134,7 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         mean.add(*self.accelerator.reduce(sums, "sum").tolist())
         return costs.new_full((1, 1), before)
 
-    def derived_logs(self, averages):
+    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
         averages = super().derived_logs(averages)
         if "advantage" in averages:
             square = averages.pop("advantage_square") - averages.pop("advantage") ** 2

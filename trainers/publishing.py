@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hf_ebm.publishing.cards import Training, hardware, model_card
 from hf_ebm.publishing.hub import upload_errors
@@ -19,15 +19,25 @@ _STATED = (
     "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16",
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    _Trainer = Trainer  # what this is mixed into
+else:
+    _Trainer = object
 
-class PublishingTrainerMixin:
+
+class PublishingTrainerMixin(_Trainer):
     """Gives a Trainer a card of what it ran, and uploads that carry it. Subclasses have a `config_class`."""
+
+    config_class: ClassVar[type[TrainingArguments]]
+    model: PreTrainedModel  # or an adapter of PEFT on one, which passes on what it doesn't have itself
 
     bibtex: ClassVar[Sequence[str]] = ()
 
     def create_model_card(
-        self, language=None, license=None, tags=None, model_name=None, finetuned_from=None, tasks=None,
-        dataset_tags=None, dataset=None, dataset_args=None,
+        self, language: str | None = None, license: str | None = None, tags: str | list[str] | None = None,
+        model_name: str | None = None, finetuned_from: str | None = None, tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None, dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
     ) -> None:  # fmt: skip
         """Writes README.md into the output folder: objective, settings, seed, data and numbers of the run.
 
@@ -35,23 +45,23 @@ class PublishingTrainerMixin:
         """
         if not self.is_world_process_zero():
             return
+        folder = Path(self.args.output_dir or ".")
         model = self.accelerator.unwrap_model(self.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrappers
-        first = lambda value: value if not value or isinstance(value, str) else value[0]  # noqa: E731
         card = model_card(
             model,
-            name=model_name or Path(self.args.output_dir).name,
+            name=model_name or folder.name,
             repo_id=self.hub_model_id,
             training=self.training_facts(),
-            dataset=first(dataset_tags),
-            dataset_name=first(dataset),
+            dataset=_first(dataset_tags),
+            dataset_name=_first(dataset),
             base_model=finetuned_from,
             license=license,
             language=language,
             tags=[tags] if isinstance(tags, str) else tags or (),
             bibtex=self.bibtex,
         )
-        card.save(Path(self.args.output_dir) / "README.md")
+        card.save(folder / "README.md")
 
     def training_facts(self) -> Training:
         """What the card says of the run."""
@@ -61,14 +71,15 @@ class PublishingTrainerMixin:
         stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}
         del stated["num_train_epochs" if stated["max_steps"] > 0 else "max_steps"]  # the one overrides the other
         logs = self.state.log_history
+        rows: object = self.train_dataset
         runtime = [log["train_runtime"] for log in logs if "train_runtime" in log]
         return Training(
             trainer=type(self).__name__,
-            objective=inspect.getdoc(type(self)).partition("\n\n")[0].replace("\n", " "),
+            objective=(inspect.getdoc(type(self)) or "").partition("\n\n")[0].replace("\n", " "),
             hyperparameters={**own, **stated, "processes": self.args.world_size},
             seed=self.args.seed,
             data=_data_name(self.train_dataset),
-            train_rows=len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None,
+            train_rows=len(rows) if isinstance(rows, Sized) else None,
             steps=self.state.global_step,
             epochs=self.state.epoch,
             seconds=runtime[-1] if runtime else None,
@@ -93,7 +104,7 @@ class PublishingTrainerMixin:
             if isinstance(value, (int, float)) and not name.endswith(speed)
         }
 
-    def push_to_hub(self, *args, **kwargs) -> Any:
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's, with the model's code for those who don't have `hf_ebm`.
 
         Raises:
@@ -103,19 +114,23 @@ class PublishingTrainerMixin:
         with upload_errors(advice):
             return super().push_to_hub(*args, **kwargs)
 
-    def save_model(self, output_dir=None, _internal_call=False):
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The Trainer's; on the way to the Hub the model's code is written beside the weights."""
         super().save_model(output_dir, _internal_call)
         model = self.accelerator.unwrap_model(self.model)
         if self.hub_model_id is not None and self.is_world_process_zero() and is_own(type(model)):
-            write_remote_code(output_dir or self.args.output_dir, model)
+            write_remote_code(output_dir or self.args.output_dir or ".", model)
 
 
 # What `datasets` calls data that come from a file or from Python: no name of theirs.
 _PACKAGED = {"generator", "csv", "json", "parquet", "text", "arrow", "pandas", "sql"}
 
 
-def _data_name(dataset) -> str | None:
+def _first(value: str | list[str] | None) -> str | None:
+    return (value[0] if value else None) if isinstance(value, list) else value
+
+
+def _data_name(dataset: object) -> str | None:
     """What a data set calls itself."""
     info = getattr(dataset, "info", None)
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)

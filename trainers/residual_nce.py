@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole, lm_of
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.publishing import citations
@@ -40,7 +42,7 @@ class ResidualNCEConfig(TrainingArguments):
     max_grad_norm: float = field(default=0.25, metadata={"help": "Norm that gradients are clipped to."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_whole(1, max_new_tokens=self.max_new_tokens)
         if self.label_smoothing_factor:
@@ -63,11 +65,14 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         ValueError: for another model, a model without its language model, and rows that a residual model cannot have.
     """
 
-    config_class = ResidualNCEConfig
+    config_class: ClassVar[type[ResidualNCEConfig]] = ResidualNCEConfig
+    args: ResidualNCEConfig
     bibtex = (citations.DENG_2020,)
     row_key = "prefix_lengths"
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: ResidualNCEConfig | None = None, **kwargs: Any
+    ):
         kwargs.setdefault("data_collator", collate_rows)
         super().__init__(model=model, args=args, **kwargs)
         self._evaluated = 0  # batches of the present evaluation
@@ -80,7 +85,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         if model.lm is None:
             raise ValueError("model has no language model; load it with from_pretrained")
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """Energies of the batch's real and generated rows in one forward pass."""
         residual, seed = self.accelerator.unwrap_model(self.model), self._batch_seed()
         prefixes = _unpadded(inputs["prefix_ids"], inputs["prefix_lengths"])
@@ -122,14 +127,14 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         self._evaluated += 1  # an evaluation is the same each time, but no two batches of it have the same noise
         return hash((self.args.seed, self._evaluated, self.accelerator.process_index)) % 2**63
 
-    def evaluation_loop(self, *args, **kwargs):
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """The objective, averaged over rows."""
         self._evaluated = 0
         return super().evaluation_loop(*args, **kwargs)
 
     def _sample(self, residual: ResidualEnergyModel, prefixes: list[Tensor], seed: int) -> list[Tensor]:
         proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids))
-        drawn = sample_continuations(residual.lm, prefixes, 1, proposal, seed, len(prefixes))
+        drawn = sample_continuations(lm_of(residual), prefixes, 1, proposal, seed, len(prefixes))
         return [own[0] for own in drawn]
 
     def _averages(self, training: bool) -> dict[str, float]:

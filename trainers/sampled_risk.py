@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ class SampledRiskConfig(TaskLossConfig):
     num_candidates: int = field(default=4, metadata={"help": "Sequences sampled for each row."})
     cross_entropy_weight: float = field(default=0.0, metadata={"help": "Weight of the cross entropy that is added."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_candidates < 1:
             raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
@@ -40,9 +41,10 @@ class SampledRiskConfig(TaskLossConfig):
 class SampledRiskTrainer(TaskLossTrainer):
     """Base of the trainers on sampled sequences: the loss is a mean over rows, whatever the accumulation."""
 
-    config_class = SampledRiskConfig
+    config_class: ClassVar[type[SampledRiskConfig]] = SampledRiskConfig
+    args: SampledRiskConfig
 
-    def _get_num_items_in_batch(self, batch_samples, device):
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         rows = torch.tensor(sum(len(batch.get("labels", ())) for batch in batch_samples), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()

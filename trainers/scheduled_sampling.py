@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from hf_ebm.objectives.schedules import (
     check_inverse_temperature,
@@ -49,7 +51,7 @@ class ScheduledSamplingConfig(SearchAwareConfig):
         default=0.5, metadata={"help": "Probability of gold inputs: of constant, and at the end of linear."}
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.inputs not in INPUTS:
             raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {self.inputs!r}")
@@ -70,10 +72,11 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
     is the same run. Evaluation is teacher-forced: `eval_loss` is the cross entropy, comparable between epochs and runs.
     """
 
-    config_class = ScheduledSamplingConfig
+    config_class: ClassVar[type[ScheduledSamplingConfig]] = ScheduledSamplingConfig
+    args: ScheduledSamplingConfig
     bibtex = (citations.GOYAL_2017, citations.GOYAL_2021)
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         if not self.model.training:
             return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]), num_tokens(inputs["labels"]))
         args, labels = self.args, inputs["labels"]
@@ -108,7 +111,7 @@ def scheduled_sampling_logits(
     model_inputs: str,
     alpha: float,
     generator: torch.Generator | None = None,
-    model: torch.nn.Module | None = None,
+    model: nn.Module | None = None,
 ) -> torch.Tensor:
     """Logits of every step, (B, T, V), where step t reads the gold token if `use_gold[:, t]`, else the model's choice.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import has_length
 
@@ -24,7 +26,7 @@ class SearchAwareConfig(Seq2SeqTrainingArguments):
         ValueError: for label smoothing, which these objectives don't define.
     """
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.label_smoothing_factor:
             raise ValueError(
@@ -32,9 +34,14 @@ class SearchAwareConfig(Seq2SeqTrainingArguments):
                 "own objective"
             )
 
+    @property
+    def depends_on_epoch(self) -> bool:
+        """Whether the objective changes from epoch to epoch."""
+        return False
+
 
 class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
-    """Base of the trainers: subclasses give `objective`.
+    """Base of the trainers: subclasses give `loss_terms`.
 
     The loss is the mean over target tokens, whatever the accumulation, the batch sizes and the number of processes: the
     same update as one large batch (of several processes with `average_tokens_across_devices`, the default). The terms
@@ -47,9 +54,12 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             `compute_loss_func`; `compute_metrics` without `predict_with_generate`.
     """
 
-    config_class = SearchAwareConfig
+    config_class: ClassVar[type[SearchAwareConfig]] = SearchAwareConfig
+    args: SearchAwareConfig
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: SearchAwareConfig | None = None, **kwargs: Any
+    ):
         with_metrics = kwargs.get("compute_metrics") is not None
         if with_metrics and isinstance(args, self.config_class) and not args.predict_with_generate:
             raise ValueError("compute_metrics needs predict_with_generate=True: its predictions are generated tokens")
@@ -76,7 +86,14 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
         _check_targets(self.model, inputs)
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+    def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """The objective as the loss, and generated tokens if `predict_with_generate`."""
         inputs = self._prepare_inputs(inputs)
         loss, labels = None, inputs.get("labels")
@@ -100,8 +117,9 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 def _check_targets(model: PreTrainedModel, inputs: dict) -> None:
     """Raises `ValueError` that names the row for labels the model cannot predict."""
     labels = inputs["labels"]
-    if hasattr(model, "check_targets"):  # the recurrent model, whose lengths may have to agree
-        model.check_targets(labels, inputs.get("attention_mask"))
+    check = getattr(model, "check_targets", None)  # of the recurrent model, whose lengths may have to agree
+    if check is not None:
+        check(labels, inputs.get("attention_mask"))
         return
     head = model.get_output_embeddings()
     size = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
@@ -122,19 +140,21 @@ class StepwiseTrainer(SearchAwareTrainer):
             a model that `StepwiseDecoder` refuses.
     """
 
-    def __init__(self, model=None, args=None, **kwargs):
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: SearchAwareConfig | None = None, **kwargs: Any
+    ):
         if args is not None and args.activation_checkpointing:
             raise ValueError(
                 "activation_checkpointing (gradient_checkpointing) must be off: it drops the decoder's cache, with "
                 "which this trainer decodes; SoftBeamConfig has checkpoint_steps to save memory"
             )
         super().__init__(model=model, args=args, **kwargs)
-        if args.n_gpu > 1:
+        if self.args.n_gpu > 1:
             raise ValueError(
-                f"one process must have one GPU, got {args.n_gpu}: caches cannot be gathered; start a process for each "
-                "with accelerate launch or torchrun"
+                f"one process must have one GPU, got {self.args.n_gpu}: caches cannot be gathered; start a process for "
+                "each with accelerate launch or torchrun"
             )
-        if self.train_dataset is not None and not has_length(self.train_dataset) and args.depends_on_epoch:
+        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.depends_on_epoch:
             raise ValueError(
                 "train_dataset must have a length, got a stream, which has no epochs, with schedules that change by "
                 "epoch; set alpha_growth=1 and, for scheduled sampling, teacher_forcing_schedule='always'"
@@ -156,6 +176,6 @@ class CrossEntropyTrainer(SearchAwareTrainer):
     As the stock trainer's, but the same for every accumulation and number of processes, and with an exact `eval_loss`.
     """
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         outputs = model(**inputs)
         return LossTerms(cross_entropy_sum(outputs.logits, inputs["labels"]), num_tokens(inputs["labels"]))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import nn
 
 from hf_ebm.objectives.token_losses import cross_entropy_sum, log_normalizers, num_tokens
 from hf_ebm.publishing import citations
@@ -22,7 +25,7 @@ class SelfNormalizedConfig(SearchAwareConfig):
 
     log_z_weight: float = field(default=0.5, metadata={"help": "Weight of the squared local log normalizer."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.log_z_weight >= 0:
             raise ValueError(f"log_z_weight must not be negative, got {self.log_z_weight}")
@@ -34,10 +37,11 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
     Logs `cross_entropy`, `log_z_mean` and `log_z_variance`, in nats, in training and in evaluation.
     """
 
-    config_class = SelfNormalizedConfig
+    config_class: ClassVar[type[SelfNormalizedConfig]] = SelfNormalizedConfig
+    args: SelfNormalizedConfig
     bibtex = (citations.GOYAL_2019,)
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         labels = inputs["labels"]
         logits = model(**inputs).logits
         cross_entropy, log_z = cross_entropy_sum(logits, labels), log_normalizers(logits, labels)
@@ -52,6 +56,6 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
             },
         )
 
-    def derived_logs(self, averages):
+    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
         variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
         return {**averages, "log_z_variance": max(0.0, variance)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode, own_generation_config
+from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config
 from hf_ebm.objectives.completions import (
     completion_log_probs,
     ends_at,
@@ -29,7 +29,7 @@ def encoder_inputs(inputs: dict) -> dict:
     return {name: value for name, value in inputs.items() if name not in _MADE_OF_LABELS}
 
 
-def decoding_length(targets: Sequence[torch.Tensor], ratio: float) -> int:
+def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
     """The most tokens that are decoded for a batch: `ratio` times its longest target."""
     return math.ceil(ratio * max(map(len, targets)))
 
@@ -49,7 +49,7 @@ class SequencePairs:
         self.pad_id, self.end_ids = pad_id, list(end_ids)
 
     @staticmethod
-    def of(model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]) -> SequencePairs:
+    def of(model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]) -> SequencePairs:
         """The pairs of a batch of `model`."""
         kind = EncoderDecoderPairs if model.config.is_encoder_decoder else CausalPairs
         return kind(model, inputs, pad_id, end_ids)
@@ -76,14 +76,15 @@ class SequencePairs:
 class EncoderDecoderPairs(SequencePairs):
     """Sources and targets."""
 
-    def __init__(self, model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]):
+    def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
         self.inputs, labels = encoder_inputs(inputs), inputs["labels"]
         mask = inputs.get("attention_mask")
         self.prompts = [ids if mask is None else ids[mask[row].bool()] for row, ids in enumerate(inputs["input_ids"])]
         self.targets = [row[row != IGNORED] for row in labels]
-        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            self.starts = model.prepare_decoder_input_ids_from_labels(labels=labels)[:, 0]
+        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None:
+            self.starts = shift(labels=labels)[:, 0]
             # mBART and PLBart end their labels with the language that decoding starts from.
             moved = [len(t) > 1 and int(t[-1]) == int(s) and int(s) not in self.end_ids
                      for t, s in zip(self.targets, self.starts, strict=True)]  # fmt: skip
@@ -91,7 +92,7 @@ class EncoderDecoderPairs(SequencePairs):
         else:
             self.starts = labels.new_full((len(labels),), model.config.decoder_start_token_id)
 
-    def log_probs(self, model, rows, sequences):
+    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
         index = torch.tensor(list(rows), device=self.starts.device)
         labels, _ = pad_right(sequences, IGNORED)
         shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
@@ -100,23 +101,23 @@ class EncoderDecoderPairs(SequencePairs):
         outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
         return sequence_log_probs(outputs.logits, labels)
 
-    def _generate(self, model, config):
+    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
         starts = self.starts[:, None]
-        return model.generate(**self.inputs, decoder_input_ids=starts, generation_config=config)[:, 1:]
+        return decoded(model, **self.inputs, decoder_input_ids=starts, generation_config=config)[:, 1:]
 
 
 class CausalPairs(SequencePairs):
     """Prefixes and continuations; rows are laid out anew, so it is all one on which side a batch was padded."""
 
-    def __init__(self, model: nn.Module, inputs: dict, pad_id: int, end_ids: Sequence[int]):
+    def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
         self.prompts, self.targets = split_completions(
             inputs["input_ids"], inputs["labels"], inputs.get("attention_mask")
         )
 
-    def log_probs(self, model, rows, sequences):
+    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
         return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id)
 
-    def _generate(self, model, config):
+    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
         ids, mask = pad_left(self.prompts, self.pad_id)
-        return model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, ids.shape[1] :]
+        return decoded(model, input_ids=ids, attention_mask=mask, generation_config=config)[:, ids.shape[1] :]

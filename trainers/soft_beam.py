@@ -5,6 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
@@ -50,7 +55,7 @@ class SoftBeamConfig(SearchAwareConfig):
     max_search_steps: int | None = field(default=None, metadata={"help": "Steps of the search; default: all."})
     checkpoint_steps: bool = field(default=False, metadata={"help": "Recompute activations, step by step."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
@@ -84,17 +89,25 @@ class SoftBeamTrainer(StepwiseTrainer):
         ValueError: for a beam that is larger than the decoder's vocabulary.
     """
 
-    config_class = SoftBeamConfig
+    config_class: ClassVar[type[SoftBeamConfig]] = SoftBeamConfig
+    args: SoftBeamConfig
     bibtex = (citations.GOYAL_2019, citations.GOYAL_2021)
 
-    def __init__(self, model=None, args=None, cost: DecomposableCost | None = None, **kwargs):
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: SoftBeamConfig | None = None,
+        cost: DecomposableCost | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(model=model, args=args, **kwargs)
         self.cost = HammingCost() if cost is None else cost
         vocab_size = len(self.decoder.embedding_weight)
-        if args.beam_size > vocab_size:
-            raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {args.beam_size}")
+        beams = self.args.beam_size
+        if beams > vocab_size:
+            raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {beams}")
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         args = self.args
         alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
         labels = inputs["labels"][:, : args.max_search_steps]
@@ -112,11 +125,18 @@ class SoftBeamTrainer(StepwiseTrainer):
         logged = {} if args.max_search_steps is None else {"searched_share": (num_tokens(labels), tokens)}
         return LossTerms(losses.sum(), tokens, logged, {"alpha": alpha})
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+    def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Decodes as the model was trained to be decoded, unless told otherwise."""
         asked = gen_kwargs or getattr(self, "_gen_kwargs", {})
         asked = {name: value for name, value in asked.items() if value is not None}
-        defaults = {"num_beams": self.args.beam_size}
+        defaults: dict[str, Any] = {"num_beams": self.args.beam_size}
         if "custom_generate" not in asked:
             search = functools.partial(soft_beam_search, alpha=math.inf, normalization=self.args.normalization)
             defaults["custom_generate"] = search

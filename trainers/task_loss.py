@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ class TaskLossConfig(SearchAwareConfig):
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.cost, str):
             raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
@@ -71,28 +72,37 @@ class TaskLossTrainer(SearchAwareTrainer):
             `processing_class`, several GPUs in one process, and what `SearchAwareTrainer` refuses.
     """
 
-    config_class = TaskLossConfig
+    config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
+    args: TaskLossConfig
 
-    def __init__(self, model=None, args=None, *, cost: str | Callable | SequenceCost | None = None, **kwargs):
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: TaskLossConfig | None = None,
+        *,
+        cost: str | Callable | SequenceCost | None = None,
+        **kwargs: Any,
+    ):
         own_generation_config = getattr(model, "generation_config", None)
         own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
-        if args.n_gpu > 1:
+        if self.args.n_gpu > 1:
             raise ValueError(
-                f"one process must have one GPU, got {args.n_gpu}; start a process for each with accelerate launch or "
-                "torchrun"
+                f"one process must have one GPU, got {self.args.n_gpu}; start a process for each with accelerate "
+                "launch or torchrun"
             )
         if isinstance(self.processing_class, PreTrainedTokenizerBase) and model is not None:
             align_special_tokens(self.model, self.processing_class)  # as `train` would do, but before they are read
         self.decoding_config = copy.deepcopy(self.model.generation_config)
-        if args.generation_config is not None and own_generation_config is not None:  # which the stock trainer replaced
+        # Which the stock trainer replaced:
+        if self.args.generation_config is not None and own_generation_config is not None:
             self.model.generation_config = own_generation_config
             for name in ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
                 if getattr(self.decoding_config, name) is None:  # where decoding starts is the model's business
                     setattr(self.decoding_config, name, getattr(own_generation_config, name))
         if own_use_cache is not None:  # as well; whether to cache is said in every call here
             self.model.config.use_cache = own_use_cache
-        self.cost = as_cost(args.cost if cost is None else cost)
+        self.cost = as_cost(self.args.cost if cost is None else cost)
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
         self.end_ids, self.pad_id = self._special_ids()
@@ -117,7 +127,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         return config.eos_token_id, config.pad_token_id
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> PreTrainedModel:
         """The model without data-parallel wrapper; inside autocast, where the arguments say so."""
         return self.accelerator.unwrap_model(self.model)
 
@@ -125,7 +135,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         """A batch as prompts and targets."""
         return SequencePairs.of(self.module, inputs, self.pad_id, self.end_ids)
 
-    def decoder(self, pairs: SequencePairs, **changes) -> GenerationConfig:
+    def decoder(self, pairs: SequencePairs, **changes: Any) -> GenerationConfig:
         """How a batch is decoded, with the length that its targets allow."""
         config = copy.deepcopy(self.decoding_config)
         config.update(max_length=None, max_new_tokens=self._max_new_tokens(pairs), use_cache=True)
@@ -165,9 +175,12 @@ class TaskLossTrainer(SearchAwareTrainer):
             return self.cost(read(sequences), read(references), read(prompts) if prompts else None).to(device)
 
     def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
-        return self.processing_class.batch_decode(_lists(sequences), skip_special_tokens=True)
+        decode = getattr(self.processing_class, "batch_decode", None)
+        if decode is None:
+            raise ValueError(f"processing_class must decode ids, got {type(self.processing_class).__name__}")
+        return decode(_lists(sequences), skip_special_tokens=True)
 
-    def objective(self, model, inputs):
+    def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         pairs = self.pairs(inputs)
         if self.model.training:
             return self.training_terms(model, pairs)
@@ -182,7 +195,14 @@ class TaskLossTrainer(SearchAwareTrainer):
         """The objective of a batch in training."""
         raise NotImplementedError
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
+    def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """The predictions are what is decoded, without prompts: as in training, but for what `gen_kwargs` change."""
         loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
         if prediction_loss_only or not self.args.predict_with_generate:

@@ -11,10 +11,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hf_ebm.data.kjv import split_held_out
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from hf_ebm.models.energy import EnergyModel
 
 KJV_MASKED_LM = Path(__file__).parent / "kjv_masked_lm"
 KJV_CAUSAL_LM = Path(__file__).parent / "kjv_causal_lm"
@@ -25,7 +31,7 @@ PRONUNCIATION = {
 CMUDICT_LENGTH = Path(__file__).parent / "cmudict_length"
 
 
-def load_embedded(energy: str = "local", **kwargs):
+def load_embedded(energy: str = "local", **kwargs: Any) -> tuple[EnergyModel, PreTrainedTokenizerBase]:
     """The embedded masked language model as an `EnergyModel`, with its tokenizer.
 
     Args:
@@ -48,7 +54,7 @@ def held_out_clauses() -> list[str]:
     return (KJV_MASKED_LM / "held_out.txt").read_text(encoding="utf-8").splitlines()
 
 
-def load_embedded_causal(**kwargs):
+def load_embedded_causal(**kwargs: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The embedded causal language model, with its tokenizer.
 
     A verse stands between `tokenizer.cls_token` and `tokenizer.sep_token`, the model's end token.
@@ -70,7 +76,9 @@ def held_out_verses() -> tuple[list[str], list[str]]:
     return split_held_out((KJV_CAUSAL_LM / "held_out.txt").read_text(encoding="utf-8").splitlines())
 
 
-def load_embedded_pronunciation(kind: str = "masked", energy: str = "local"):
+def load_embedded_pronunciation(
+    kind: str = "masked", energy: str = "local"
+) -> tuple[EnergyModel, PreTrainedTokenizerBase, PreTrainedModel]:
     """An embedded model of English pronunciation as an `EnergyModel`, with its tokenizer and its model of lengths.
 
     Sources are letters, "h e l l o", targets phonemes without stress, "HH AH L OW"; see `generate_from_sources`.

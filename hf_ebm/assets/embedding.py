@@ -9,14 +9,23 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+Arguments = TypeVar("Arguments")
 
-def training_arguments(arguments, **own) -> TrainingArguments:
+
+def script_arguments(dataclass: type[Arguments]) -> Arguments:
+    """A script's command line."""
+    # Annotated as a type of its own that nothing is of.
+    return HfArgumentParser(dataclass).parse_args_into_dataclasses()[0]  # type: ignore[arg-type]
+
+
+def training_arguments(arguments: Any, **own: Any) -> TrainingArguments:
     """What both scripts train with, from their command lines, and what is one script's own."""
-    shared = dict(
+    shared: dict[str, Any] = dict(
         output_dir=str(Path(arguments.work_dir) / "checkpoints"),
         num_train_epochs=arguments.epochs,
         per_device_train_batch_size=arguments.batch_size,
@@ -41,12 +50,13 @@ def training_arguments(arguments, **own) -> TrainingArguments:
 def minutes_of_training(trainer: Trainer) -> float:
     """Trains, from the last checkpoint if there is one."""
     started = time.time()
-    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(trainer.args.output_dir))
+    folder = Path(trainer.args.output_dir or ".")
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     return (time.time() - started) / 60
 
 
-def describe_phase(module: str, arguments, minutes: float, processes: int) -> dict:
+def describe_phase(module: str, arguments: Any, minutes: float, processes: int) -> dict:
     """Command, duration, date and arguments of one training run of `python -m module`."""
     launcher = "python" if processes == 1 else f"torchrun --nproc_per_node {os.environ['WORLD_SIZE']}"
     return {

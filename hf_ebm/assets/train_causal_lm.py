@@ -15,10 +15,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+)
 
 from hf_ebm.assets import KJV_MASKED_LM
-from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
+from hf_ebm.assets.embedding import (
+    describe_phase,
+    minutes_of_training,
+    save_embedded,
+    script_arguments,
+    training_arguments,
+)
 from hf_ebm.data.kjv import load_kjv_verses, split_held_out
 
 MAX_POSITIONS = 256
@@ -66,12 +79,14 @@ class VerseCollator:
 
 
 @torch.no_grad()
-def held_out_loss(model, tokenizer, verses: list[str], batch_size: int = 64) -> float:
+def held_out_loss(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, verses: list[str], batch_size: int = 64
+) -> float:
     """Mean negative log likelihood in nats of a token, the end token among them, in float32."""
     model.eval()
     collate = VerseCollator(tokenizer.pad_token_id, 0.0, torch.Generator())
     encoded = sorted(tokenizer(verses)["input_ids"], key=len)
-    total = count = 0
+    total, count = 0.0, 0
     for start in range(0, len(encoded), batch_size):
         batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
         tokens = int((batch["labels"][:, 1:] >= 0).sum())
@@ -80,7 +95,7 @@ def held_out_loss(model, tokenizer, verses: list[str], batch_size: int = 64) -> 
     return total / count
 
 
-def fresh_model(arguments: ScriptArguments, tokenizer) -> GPT2LMHeadModel:
+def fresh_model(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
     """A small GPT-2."""
     return GPT2LMHeadModel(
         GPT2Config(
@@ -127,7 +142,7 @@ def main(arguments: ScriptArguments) -> None:
         processing_class=tokenizer,
     )
     minutes = minutes_of_training(trainer)
-    model = trainer.model.float()
+    model.float()
     model.config.use_cache = True  # which the Trainer turned off
     results = {
         "phases": [describe_phase("hf_ebm.assets.train_causal_lm", arguments, minutes, trainer.args.world_size)],
@@ -144,4 +159,4 @@ def main(arguments: ScriptArguments) -> None:
 
 
 if __name__ == "__main__":
-    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])
+    main(script_arguments(ScriptArguments))

@@ -17,20 +17,28 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import WordPieceTrainer
 from transformers import (
     AutoTokenizer,
-    HfArgumentParser,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Trainer,
 )
 
-from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
+from hf_ebm.assets.embedding import (
+    describe_phase,
+    minutes_of_training,
+    save_embedded,
+    script_arguments,
+    training_arguments,
+)
 from hf_ebm.data.kjv import load_kjv_clauses
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -88,7 +96,7 @@ class RandomRateMasking:
     Every chosen token becomes the mask token, with no random or kept ones: an energy only ever reads masked positions.
     """
 
-    def __init__(self, tokenizer, low: float, high: float, generator: torch.Generator):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, low: float, high: float, generator: torch.Generator):
         self.tokenizer, self.low, self.high, self.generator = tokenizer, low, high, generator
 
     def __call__(self, features: list[dict]) -> dict[str, torch.Tensor]:
@@ -106,12 +114,19 @@ class RandomRateMasking:
 
 
 @torch.no_grad()
-def held_out_loss(model, tokenizer, clauses: list[str], rate: float, draws: int = 4, batch_size: int = 128) -> float:
+def held_out_loss(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    clauses: list[str],
+    rate: float,
+    draws: int = 4,
+    batch_size: int = 128,
+) -> float:
     """Mean cross entropy in nats of the masked tokens at one masking rate, in float32, over fixed draws of masks."""
     model.eval()
     collate = RandomRateMasking(tokenizer, rate, rate, torch.Generator().manual_seed(1))
     encoded = sorted(tokenizer(clauses)["input_ids"], key=len)
-    total = count = 0
+    total, count = 0.0, 0
     for start in draws * list(range(0, len(encoded), batch_size)):
         batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
         masked = int((batch["labels"] >= 0).sum())
@@ -122,6 +137,7 @@ def held_out_loss(model, tokenizer, clauses: list[str], rate: float, draws: int 
 
 def model_config(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerFast) -> ModernBertConfig:
     """A small ModernBERT in which every layer attends to everything."""
+    every_layer: dict[str, Any] = {"global_attn_every_n_layers": 1}  # an argument, but no field
     return ModernBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=arguments.hidden_size,
@@ -130,7 +146,7 @@ def model_config(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerFast)
         num_attention_heads=arguments.num_attention_heads,
         mlp_dropout=arguments.mlp_dropout,
         max_position_embeddings=MAX_POSITIONS,
-        global_attn_every_n_layers=1,
+        **every_layer,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,
@@ -145,8 +161,9 @@ def main(arguments: ScriptArguments) -> None:
     torch.manual_seed(arguments.seed)
     train, held_out = load_kjv_clauses(arguments.work_dir)
     if arguments.init_from is None:
-        tokenizer = train_tokenizer(train, arguments.vocab_size)
-        model, before = ModernBertForMaskedLM(model_config(arguments, tokenizer)), []
+        fresh = train_tokenizer(train, arguments.vocab_size)
+        tokenizer: PreTrainedTokenizerBase = fresh
+        model, before = ModernBertForMaskedLM(model_config(arguments, fresh)), []
     else:
         tokenizer = AutoTokenizer.from_pretrained(arguments.init_from)
         model = ModernBertForMaskedLM.from_pretrained(
@@ -187,4 +204,4 @@ def main(arguments: ScriptArguments) -> None:
 
 
 if __name__ == "__main__":
-    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])
+    main(script_arguments(ScriptArguments))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -27,14 +28,21 @@ from transformers import (
     DataCollatorWithPadding,
     GPT2Config,
     GPT2ForSequenceClassification,
-    HfArgumentParser,
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Trainer,
 )
+from transformers.data.data_collator import DataCollator
 
-from hf_ebm.assets.embedding import describe_phase, minutes_of_training, save_embedded, training_arguments
+from hf_ebm.assets.embedding import (
+    describe_phase,
+    minutes_of_training,
+    save_embedded,
+    script_arguments,
+    training_arguments,
+)
 from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.conditional import MaskedTargetCollator, encode_conditional
 from hf_ebm.data.symbols import plain_ids, symbol_tokenizer
@@ -62,11 +70,10 @@ class ScriptArguments:
     seed: int = field(default=0)
 
 
-def fresh_model(arguments: ScriptArguments, tokenizer, num_lengths: int) -> PreTrainedModel:
+def fresh_model(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerBase, num_lengths: int) -> PreTrainedModel:
     """A small ModernBERT, a small BART, or, to count, a small GPT-2: its positions are absolute."""
     size, layers = arguments.hidden_size, arguments.num_hidden_layers
-    ends = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id}  # fmt: skip
+    ends: dict[str, Any] = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     if arguments.kind == "encoder_decoder":
         return BartForConditionalGeneration(
             BartConfig(
@@ -85,20 +92,21 @@ def fresh_model(arguments: ScriptArguments, tokenizer, num_lengths: int) -> PreT
                 vocab_size=len(tokenizer), n_positions=MAX_POSITIONS, n_embd=size, n_layer=layers,
                 n_inner=arguments.intermediate_size, n_head=arguments.num_attention_heads,
                 resid_pdrop=arguments.dropout, embd_pdrop=arguments.dropout, attn_pdrop=arguments.dropout,
-                num_labels=num_lengths, problem_type="single_label_classification", **ends,
+                problem_type="single_label_classification", **{**ends, "num_labels": num_lengths},
             )
         )  # fmt: skip
     return ModernBertForMaskedLM(
         ModernBertConfig(
             vocab_size=len(tokenizer), hidden_size=size, intermediate_size=arguments.intermediate_size,
             num_hidden_layers=layers, num_attention_heads=arguments.num_attention_heads,
-            mlp_dropout=arguments.dropout, max_position_embeddings=MAX_POSITIONS, global_attn_every_n_layers=1,
-            cls_token_id=tokenizer.bos_token_id, sep_token_id=tokenizer.eos_token_id, **ends,
+            mlp_dropout=arguments.dropout, max_position_embeddings=MAX_POSITIONS,
+            cls_token_id=tokenizer.bos_token_id, sep_token_id=tokenizer.eos_token_id,
+            **{**ends, "global_attn_every_n_layers": 1},
         )
     )  # fmt: skip
 
 
-def load_rows(arguments: ScriptArguments) -> tuple[dict[str, Dataset], object, int]:
+def load_rows(arguments: ScriptArguments) -> tuple[dict[str, Dataset], PreTrainedTokenizerBase, int]:
     """Encoded rows of each split, the tokenizer, and one more than the longest target."""
     splits = load_g2p(arguments.max_train)
     tokenizer = symbol_tokenizer(splits["train"]["target"], splits["train"]["source"], MAX_POSITIONS, masks=True)
@@ -136,7 +144,7 @@ def main(arguments: ScriptArguments) -> None:
     rows, tokenizer, num_lengths = load_rows(arguments)
     model = fresh_model(arguments, tokenizer, num_lengths)
     if arguments.kind == "length":
-        collator = DataCollatorWithPadding(tokenizer)
+        collator: DataCollator = DataCollatorWithPadding(tokenizer)
     else:
         collator = MaskedTargetCollator(tokenizer, model if arguments.kind == "encoder_decoder" else None)
     trainer = Trainer(
@@ -153,7 +161,7 @@ def main(arguments: ScriptArguments) -> None:
         processing_class=tokenizer,
     )  # fmt: skip
     minutes = minutes_of_training(trainer)
-    model = trainer.model.float()
+    model.float()
     results = {
         "phases": [describe_phase("hf_ebm.assets.train_pronunciation", arguments, minutes, trainer.args.world_size)],
         "rows": {split: len(part) for split, part in rows.items()},
@@ -164,4 +172,4 @@ def main(arguments: ScriptArguments) -> None:
 
 
 if __name__ == "__main__":
-    main(HfArgumentParser(ScriptArguments).parse_args_into_dataclasses()[0])
+    main(script_arguments(ScriptArguments))

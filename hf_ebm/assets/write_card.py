@@ -12,6 +12,7 @@ import math
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
@@ -30,12 +31,13 @@ from hf_ebm.assets import (
 from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.kjv import completion_rows
 from hf_ebm.data.metrics import transcription_scores
+from hf_ebm.model_modes import decoded
 from hf_ebm.models.energy import length_log_probs
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.sequence_costs import non_termination, repetition
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 
-SAMPLING = {
+SAMPLING: dict[str, Any] = {
     "lengths": {10: 0.2, 12: 0.2, 14: 0.2, 16: 0.2, 18: 0.2},
     "num_chains": 20,
     "num_epochs": 40,
@@ -46,7 +48,7 @@ SAMPLING = {
     "seed": 0,
 }
 WORDS, CHAINS = 200, 4
-TRANSCRIPTION = {"num_chains": CHAINS, "num_epochs": 20, "burn_in": 5, "seed": 0}
+TRANSCRIPTION: dict[str, Any] = {"num_chains": CHAINS, "num_epochs": 20, "burn_in": 5, "seed": 0}
 PROMPT_LENGTH, GREEDY_VERSES, MAX_NEW_TOKENS = 10, 200, 150
 
 
@@ -74,12 +76,12 @@ def causal_findings(results: dict) -> dict:
     seed = 0
     set_seed(seed)
     start = torch.full((20, 1), tokenizer.cls_token_id)
-    drawn = model.generate(input_ids=start, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
+    drawn = decoded(model, input_ids=start, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
     rows = completion_rows(held_out_verses()[1], tokenizer, PROMPT_LENGTH)[:GREEDY_VERSES]
     prompts = torch.tensor([row["input_ids"][:PROMPT_LENGTH] for row in rows])
     mask = torch.ones_like(prompts)
-    greedy = model.generate(input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
-    greedy = [ids.tolist() for ids in ends_at(greedy[:, PROMPT_LENGTH:], [tokenizer.sep_token_id])]
+    rest = decoded(model, input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+    greedy = [ids.tolist() for ids in ends_at(rest[:, PROMPT_LENGTH:], [tokenizer.sep_token_id])]
     book = [row["input_ids"][PROMPT_LENGTH:] for row in rows]
     return {
         "perplexities": {name: math.exp(loss) for name, loss in results["loss"].items()},
@@ -186,7 +188,7 @@ PRONUNCIATION_CARDS = {
 
 def main(kind: str) -> None:
     """Measures, and writes the card of a model."""
-    shared = {"language": "en", "license": "apache-2.0", "library_name": "transformers"}
+    shared: dict[str, Any] = {"language": "en", "license": "apache-2.0", "library_name": "transformers"}
     if kind in ("masked", "causal"):
         folder, template = {"masked": KJV_MASKED_LM, "causal": KJV_CAUSAL_LM}[kind], f"{kind}_lm.md"
     else:

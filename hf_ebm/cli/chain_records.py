@@ -6,10 +6,13 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_ebm.cli.run_records import RunRecords
-from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import kept_samples
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 
 class ChainRecords(RunRecords):
@@ -21,7 +24,7 @@ class ChainRecords(RunRecords):
         config: the run's settings.
     """
 
-    def __init__(self, output: str, recipe: dict, config: ChainGenerationConfig):
+    def __init__(self, output: str, recipe: dict, config: ResolvedChainConfig):
         super().__init__(output, recipe, ("prompt", "chain", "epoch"))
         self.config = config
         self.states = self.output.with_name(self.output.name + ".state")
@@ -30,7 +33,8 @@ class ChainRecords(RunRecords):
         """The chains of `keys` that don't have all their records yet."""
         counts: dict[tuple[int, int], int] = {}
         for record in self.read():
-            key = self.key(record)[:2]
+            prompt, chain, _ = self.key(record)
+            key = prompt, chain
             counts[key] = counts.get(key, 0) + 1
         return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
 

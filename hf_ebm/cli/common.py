@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import pyarrow
 import pyarrow.parquet
 import torch
 from safetensors import SafetensorError
-from transformers import HfArgumentParser, PreTrainedConfig
+from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.assets import load_embedded
 from hf_ebm.models.energy import EnergyModel
@@ -22,6 +23,14 @@ from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 
 EMBEDDED = "embedded"
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+class Placed(Protocol):
+    """Arguments that say where a model runs, and as what."""
+
+    device: str | None
+    dtype: str
 
 
 @dataclass
@@ -50,18 +59,33 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
     return parser.parse_args_into_dataclasses(argv)
 
 
-def load_model(arguments: ModelArguments, local_rank: int = 0, residual: bool = False):
+@overload
+def load_model(
+    arguments: ModelArguments, local_rank: int = 0, residual: Literal[False] = False
+) -> tuple[EnergyModel, PreTrainedTokenizerBase]: ...
+
+
+@overload
+def load_model(
+    arguments: ModelArguments, local_rank: int = 0, *, residual: bool
+) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]: ...
+
+
+def load_model(
+    arguments: ModelArguments, local_rank: int = 0, residual: bool = False
+) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]:
     """`(model, tokenizer)` on its device, in evaluation mode; a residual model as well, if it may be one."""
     dtype, device = usable_device(arguments, local_rank)
-    options = {"dtype": dtype} | ({"energy": arguments.energy} if arguments.energy else {})
+    options: dict[str, Any] = {"dtype": dtype} | ({"energy": arguments.energy} if arguments.energy else {})
     if arguments.model == EMBEDDED:
-        model, tokenizer = load_embedded(**options)
-        return model.to(device).eval(), tokenizer
-    where = {"revision": arguments.revision} if arguments.revision else {}
+        embedded, own = load_embedded(**options)
+        return moved(embedded, device).eval(), own
+    where: dict[str, Any] = {"revision": arguments.revision} if arguments.revision else {}
+    model: EnergyModel | ResidualEnergyModel
     try:
         if residual and _is_residual(arguments.model, where):
-            model = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **where)
-            tokenizer = model.lm_tokenizer
+            model = found = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **where)
+            tokenizer = found.lm_tokenizer
         else:
             model = EnergyModel.from_pretrained(arguments.model, **options, **where)
             tokenizer = own_tokenizer(arguments.model, **where)
@@ -69,7 +93,7 @@ def load_model(arguments: ModelArguments, local_rank: int = 0, residual: bool = 
         raise ValueError(f"model {arguments.model!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
-    return model.to(device).eval(), tokenizer
+    return moved(model, device).eval(), tokenizer
 
 
 def _is_residual(name: str, where: dict) -> bool:
@@ -77,7 +101,12 @@ def _is_residual(name: str, where: dict) -> bool:
     return found.get("model_type") == ResidualEnergyConfig.model_type
 
 
-def usable_device(arguments, local_rank: int) -> tuple[torch.dtype, str]:
+def moved(model: Model, device: str) -> Model:
+    """A model on a device."""
+    return model.to(device)  # type: ignore[arg-type]  # a wrapped method without its self
+
+
+def usable_device(arguments: Placed, local_rank: int) -> tuple[torch.dtype, str]:
     """The data type and the device that arguments name, `dtype` and `device`; refused before anything is loaded."""
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if arguments.dtype not in dtype:
@@ -185,7 +214,7 @@ def to_json(record: dict) -> str:
     return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, default=str)
 
 
-def _finite(value):
+def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

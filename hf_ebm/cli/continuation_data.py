@@ -9,14 +9,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
 from hf_ebm.assets import load_embedded_causal
-from hf_ebm.cli.common import EMBEDDED, AnyModelArguments, check_columns, first_line, read_records, usable_device
+from hf_ebm.cli.common import (
+    EMBEDDED,
+    AnyModelArguments,
+    check_columns,
+    first_line,
+    moved,
+    read_records,
+    usable_device,
+)
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import is_causal
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
+from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.models.special_tokens import special_ids
-from hf_ebm.models.weights import refuse_missing_weights
+from hf_ebm.models.weights import load_whole
+from hf_ebm.vocabulary import num_embeddings
 
 
 @dataclass
@@ -40,21 +50,21 @@ def load_language_model(
     """A causal or a residual model in evaluation mode on its device, and the tokenizer of its language model."""
     dtype, device = usable_device(which, local_rank)
     if which.model == EMBEDDED:
-        model, tokenizer = load_embedded_causal(dtype=dtype)
-        return model.to(device).eval(), tokenizer
+        causal, own = load_embedded_causal(dtype=dtype)
+        return moved(causal, device).eval(), own
     where = {"revision": which.revision} if which.revision else {}
+    model: PreTrainedModel
     try:
         config = _config(which.model, where)
         if isinstance(config, ResidualEnergyConfig):
-            model = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)
-            tokenizer = model.lm_tokenizer or own_tokenizer(config.lm_reference or which.model, **where)
+            model = residual = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)
+            tokenizer = residual.lm_tokenizer or own_tokenizer(config.lm_reference or which.model, **where)
         else:
             if type(config) not in AutoModelForCausalLM._model_mapping:
                 raise ValueError(f"model {which.model!r} of the type {config.model_type!r} is no causal language model")
-            model, info = AutoModelForCausalLM.from_pretrained(
-                which.model, dtype=dtype, trust_remote_code=False, output_loading_info=True, **where
+            model, _ = load_whole(
+                AutoModelForCausalLM.from_pretrained, which.model, dtype=dtype, trust_remote_code=False, **where
             )
-            refuse_missing_weights(which.model, info)
             if not is_causal(model):
                 raise ValueError(f"model {which.model!r} sees the tokens behind the one it predicts; it is not causal")
             tokenizer = own_tokenizer(which.model, **where)
@@ -62,7 +72,7 @@ def load_language_model(
         raise ValueError(f"model {which.model!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"model {which.model!r} has no tokenizer beside its weights")
-    return model.to(device).eval(), tokenizer
+    return moved(model, device).eval(), tokenizer
 
 
 def _config(name: str, where: dict) -> PreTrainedConfig:
@@ -76,8 +86,8 @@ def read_continuations(
     arguments: ContinuationArguments, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
 ) -> tuple[list[dict], int]:
     """Rows of `split_continuations` that the language model has ids and positions for, and how many texts were read."""
-    end_ids, lm = special_tokens(model)[0], model.lm if isinstance(model, ResidualEnergyModel) else model
-    limit, size = max_length(lm), lm.get_input_embeddings().weight.shape[0]
+    end_ids, lm = special_tokens(model)[0], lm_of(model) if isinstance(model, ResidualEnergyModel) else model
+    limit, size = max_length(lm), num_embeddings(lm)
     if limit is not None and arguments.prefix_tokens + arguments.max_new_tokens > limit:
         raise ValueError(
             f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "

@@ -49,14 +49,16 @@ def run(argv: list[str]) -> None:
     model, tokenizer = load_language_model(which)
     rows, count = read_continuations(data, tokenizer, model)
     summary = {"model": which.model, "texts": count, "rows": len(rows)}
-    describe = _residual if isinstance(model, ResidualEnergyModel) else _causal
-    found, records = describe(model, rows, arguments, data)
+    if isinstance(model, ResidualEnergyModel):
+        found, records = _residual(model, rows, arguments, data)
+    else:
+        found, records = _causal(model, rows, arguments)
     if arguments.output is not None:
         write_records(arguments.output, [{**row, **record} for row, record in zip(rows, records, strict=True)])
     print(to_json({**summary, **found}))
 
 
-def _causal(model: PreTrainedModel, rows: list[dict], arguments, data) -> tuple[dict, list[dict]]:
+def _causal(model: PreTrainedModel, rows: list[dict], arguments: PerplexityArguments) -> tuple[dict, list[dict]]:
     prefixes, continuations = ([torch.tensor(row[name], device=model.device) for row in rows]
                                for name in ("prefix_ids", "continuation_ids"))  # fmt: skip
     pad_id = special_tokens(model)[1]
@@ -66,7 +68,9 @@ def _causal(model: PreTrainedModel, rows: list[dict], arguments, data) -> tuple[
     return {"tokens": tokens, "perplexity": float((-log_probs.sum() / tokens).exp())}, records
 
 
-def _residual(model: ResidualEnergyModel, rows: list[dict], arguments, data) -> tuple[dict, list[dict]]:
+def _residual(
+    model: ResidualEnergyModel, rows: list[dict], arguments: PerplexityArguments, data: ContinuationArguments
+) -> tuple[dict, list[dict]]:
     found: ResidualPerplexity = residual_perplexity(
         model,
         [row["prefix_ids"] for row in rows],

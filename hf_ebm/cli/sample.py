@@ -12,15 +12,22 @@ import re
 import sys
 from dataclasses import dataclass, field, make_dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.cli.chain_records import ChainRecords
 from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records
+from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.sampling.output import ChainGenerationOutput
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 _TYPES = {
     "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,
@@ -80,7 +87,7 @@ def run(argv: list[str]) -> None:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
     config = ChainGenerationConfig(**settings).resolved(model.generation_config, {"seed": settings.get("seed", 0)})
-    inputs = {}
+    inputs: dict[str, Any] = {}
     if prompts is not None:
         config.lengths = None  # the model's own concern sampling from nothing
         encoded = encode_plain(model, tokenizer, "prompts", prompts)
@@ -105,7 +112,7 @@ def run(argv: list[str]) -> None:
         _print_summary(records.read(), config, sys.stderr if arguments.output == "-" else sys.stdout)
 
 
-def _settings(chain_arguments) -> dict:
+def _settings(chain_arguments: object) -> dict[str, Any]:
     settings = {name: value for name, value in vars(chain_arguments).items() if value is not None}
     for name in ("lengths", "block_size"):
         if name in settings and len(settings[name]) == 1:
@@ -128,15 +135,24 @@ def _prompts(arguments: SampleArguments, state: PartialState) -> list[str] | Non
     return as_texts("input", [record[arguments.text_column] for record in records])
 
 
-def _recipe(arguments: SampleArguments, which: ModelArguments, config: ChainGenerationConfig, prompts) -> dict:
+def _recipe(
+    arguments: SampleArguments, which: ModelArguments, config: ResolvedChainConfig, prompts: list[str] | None
+) -> dict:
     model = {"model": which.model, "energy": which.energy, "revision": which.revision, "dtype": which.dtype}
     return {**model, "settings": config.settings(), "prompts": prompts}
 
 
-def _run_batch(model, inputs: dict, config, batch: list[tuple[int, int]], records: ChainRecords, token_budget):
+def _run_batch(
+    model: EnergyModel,
+    inputs: dict[str, Any],
+    config: ResolvedChainConfig,
+    batch: list[tuple[int, int]],
+    records: ChainRecords,
+    token_budget: int | None,
+) -> ChainGenerationOutput:
     """Runs the chains of a batch, from their saved state if a killed run left one."""
     folder = records.state_folder(batch)
-    common = {"generation_config": config, "token_budget": token_budget}
+    common: dict[str, Any] = {"generation_config": config, "token_budget": token_budget}
     if folder is not None and (folder / "state.json").exists():
         out = model.generate(resume_from=folder, save_state_to=folder, **common)
     else:
@@ -144,13 +160,13 @@ def _run_batch(model, inputs: dict, config, batch: list[tuple[int, int]], record
     return out
 
 
-def _as_records(out, tokenizer) -> list[dict]:
+def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> list[dict]:
     records = []
     for row in range(len(out.samples)):
         texts = tokenizer.batch_decode(out.samples[row], skip_special_tokens=True)
         for number, epoch in enumerate(out.kept_epochs):
-            record = {"prompt": int(out.prompt_indices[row]), "chain": int(out.chain_indices[row]), "epoch": epoch}
-            record |= {"text": texts[number], "energy": float(out.energies[row, number])}
+            place = {"prompt": int(out.prompt_indices[row]), "chain": int(out.chain_indices[row]), "epoch": epoch}
+            record: dict[str, Any] = {**place, "text": texts[number], "energy": float(out.energies[row, number])}
             for name in ("acceptance_rate", "novel_rate"):
                 value = float(getattr(out.trace, name)[row, epoch])
                 record[name] = value if value == value else None
@@ -158,7 +174,7 @@ def _as_records(out, tokenizer) -> list[dict]:
     return records
 
 
-def _print_summary(records: list[dict], config: ChainGenerationConfig, stream) -> None:
+def _print_summary(records: list[dict], config: ResolvedChainConfig, stream: TextIO) -> None:
     by_chain: dict[tuple[int, int], list[dict]] = {}
     for record in records:
         by_chain.setdefault((record["prompt"], record["chain"]), []).append(record)
@@ -170,7 +186,7 @@ def _print_summary(records: list[dict], config: ChainGenerationConfig, stream) -
         print(f"  {_diagnosis(chains, config)}", file=stream)
 
 
-def _diagnosis(chains: list[list[dict]], config: ChainGenerationConfig) -> str:
+def _diagnosis(chains: list[list[dict]], config: ResolvedChainConfig) -> str:
     parts = [f"{len(chains)} chains of {len(chains[0])} samples"]
     if config.kernel != "mask_predict":
         for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hf_ebm.cli.common import (
     ModelArguments,
@@ -43,13 +44,16 @@ def run(argv: list[str]) -> None:
     added += ["tokens", "token_energies", "words", "word_energies"] if arguments.details else []
     check_columns(arguments.input, records, [arguments.text_column, *filter(None, columns.values())], added)
     model, tokenizer = load_model(which)
+    contexts: dict[str, Any] = {
+        name: [record[column] for record in records] for name, column in columns.items() if column
+    }
     result = model.score(
         [record[arguments.text_column] for record in records],
         tokenizer,
         variant=arguments.variant,
         stride=arguments.stride,
         token_budget=which.token_budget,
-        **{name: [record[column] for record in records] for name, column in columns.items() if column},
+        **contexts,
     )
     for row, record in enumerate(records):
         record["energy"] = float(result.energy[row])
@@ -59,6 +63,6 @@ def run(argv: list[str]) -> None:
             record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if defined else None
         if arguments.details:
             record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
-            if result.words is not None:
+            if result.words is not None and result.word_energies is not None:
                 record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
     write_records(arguments.output, records)

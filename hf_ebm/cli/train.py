@@ -113,25 +113,25 @@ def _train(
     checkpoint = output_checkpoint(config)
     settings = fresh_settings(which, data.task)
     begin(config)
-    for_cost = isinstance(config, TaskLossConfig)
-    model, tokenizer, pairs = _load(which, data, settings, evaluate, for_cost, checkpoint)
+    for_cost = config if isinstance(config, TaskLossConfig) else None
+    model, tokenizer, pairs = _load(which, data, settings, evaluate, for_cost is not None, checkpoint)
     padding, end_id, cost = tokenizer, None, None
-    if for_cost:
-        check_targets(config, pairs)
+    if for_cost is not None:
+        check_targets(for_cost, pairs)
         end_id = end_token(decoding or model.generation_config, model, tokenizer)
         padding = padding_tokenizer(tokenizer, end_id)
         if scorer_model is not None:
-            cost = scorer_cost(scorer_model, model, tokenizer, config)
+            cost = scorer_cost(scorer_model, model, tokenizer, for_cost)
     limits = data.max_source_length, data.max_target_length
-    if model.config.is_encoder_decoder:
+    if end_id is None or model.config.is_encoder_decoder:
         encoded = encode_pairs(pairs, tokenizer, *limits)
     else:
         encoded = encode_completions(pairs, tokenizer, end_id, *limits, max_positions(model, tokenizer))
     check_ids(model, encoded, padding)
     _check_aligned(model, encoded)
-    if for_cost:
-        check_lengths(config, model, encoded, cost)
-        longest = longest_decoded(config, encoded)
+    if for_cost is not None:
+        check_lengths(for_cost, model, encoded, cost)
+        longest = longest_decoded(for_cost, encoded)
     else:
         longest = max(len(labels) for split in encoded.values() for labels in split["labels"])
         # One more, for the start token, where Transformers would stop after 20 tokens.
@@ -145,7 +145,7 @@ def _train(
     trainer = trainer_class(
         model, config, train_dataset=encoded["train"], eval_dataset=encoded.get("evaluation"),
         data_collator=DataCollatorForSeq2Seq(padding), processing_class=tokenizer, compute_metrics=compute_metrics,
-        **({"cost": cost} if for_cost else {}),
+        **({} if for_cost is None else {"cost": cost}),
     )  # fmt: skip
     return run_trainer(trainer, checkpoint, evaluate)
 
@@ -167,8 +167,9 @@ def _load(
 
 def _check(config: SearchAwareConfig, task: str, evaluate: bool, scorer_model: str | None) -> None:
     """Refuses what the Trainer would find out after training, or never."""
-    if scorer_model is not None and config.cost != TaskLossConfig.cost:
-        raise ValueError(f"scorer_model and cost must not both be given, got {scorer_model!r} and {config.cost!r}")
+    cost = config.cost if isinstance(config, TaskLossConfig) else TaskLossConfig.cost
+    if scorer_model is not None and cost != TaskLossConfig.cost:
+        raise ValueError(f"scorer_model and cost must not both be given, got {scorer_model!r} and {cost!r}")
     if config.do_predict:
         raise ValueError("do_predict is no option here; evaluate on another split with eval_split or eval_file")
     if config.predict_with_generate and not evaluate:
@@ -178,8 +179,8 @@ def _check(config: SearchAwareConfig, task: str, evaluate: bool, scorer_model: s
     if config.metric_for_best_model is None:
         return
     generated, name = metric_names(task), config.metric_for_best_model.removeprefix("eval_")
-    logged = ("cross_entropy", "log_z_variance") if isinstance(config, SelfNormalizedConfig) else ()
-    logged = ("cost",) if isinstance(config, TaskLossConfig) else logged
+    logged: tuple[str, ...] = ("cost",) if isinstance(config, TaskLossConfig) else ()
+    logged = ("cross_entropy", "log_z_variance") if isinstance(config, SelfNormalizedConfig) else logged
     if name not in ("loss", *logged, *generated):
         raise ValueError(
             f"metric_for_best_model must be one of {', '.join(('loss', *logged, *generated))}, got "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import EMBEDDED, AnyModelArguments, ModelArguments, load_model, parse, read_records
+from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model, parse, read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
@@ -53,7 +53,7 @@ def _train(which: EnergyArguments, config: EnergyTrainingConfig) -> dict[str, fl
     return run_trainer(trainer, checkpoint, config.do_eval)
 
 
-def _arguments(name: str, energy: str | None) -> AnyModelArguments:
+def _arguments(name: str, energy: str | None) -> ModelArguments:
     return ModelArguments(model=name, energy=energy, device="cpu")  # the Trainer moves it
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ebm.cli.common import moved
 from hf_ebm.cli.training_models import num_outputs, pretrained
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS
@@ -49,7 +50,7 @@ def scorer_cost(
     sizes = [num_outputs(one) for one in (model, scorer)]
     if sizes[1] < sizes[0]:
         raise ValueError(f"scorer_model must know the {sizes[0]} ids that the model predicts, {name!r} has {sizes[1]}")
-    scorer.requires_grad_(False).to(config.device)
+    moved(scorer, str(config.device)).requires_grad_(False)
     # Any id will do for a causal model: nothing reads what stands there.
     return ScorerCost(scorer, 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 

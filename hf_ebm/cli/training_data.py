@@ -45,7 +45,7 @@ class DataArguments:
         metadata={"help": "Most tokens of a target; a longer one is an error. Default: the tokenizer's limit."},
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("max_train_samples", "max_eval_samples", "max_source_length", "max_target_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -68,7 +68,7 @@ def load_pairs(arguments: DataArguments, evaluate: bool) -> DatasetDict:
     splits = [arguments.train_split or "train", *([arguments.eval_split or "validation"] if evaluate else [])]
     places = [f"{arguments.task}, split {split!r}" for split in splits]
     if is_file:
-        places = [arguments.task, arguments.eval_file][: len(splits)]
+        places = [arguments.task, arguments.eval_file or ""][: len(splits)]
         found = [_read_file(place, [arguments.source_column, arguments.target_column]) for place in places]
     elif on_hub:
         found = _from_hub(arguments.task, arguments.dataset_config, splits)

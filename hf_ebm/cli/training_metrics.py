@@ -51,10 +51,10 @@ class GenerationMetrics:
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         # Several processes share out equally many rows, with rows from the beginning again at the end.
-        predictions = self._texts(prediction.predictions[: self.num_rows])
+        predictions = self._texts(_only(prediction.predictions)[: self.num_rows])
         if not self.references:
-            return self._score(predictions, self._texts(prediction.label_ids[: self.num_rows]))
-        sources = [self._kept(row) for row in prediction.inputs[: self.num_rows]]
+            return self._score(predictions, self._texts(_only(prediction.label_ids)[: self.num_rows]))
+        sources = [self._kept(row) for row in _only(prediction.inputs)[: self.num_rows]]
         return self._score(predictions, [self.references[tuple(source)] for source in sources])
 
     def _score(self, predictions: list[str], references: list) -> dict[str, float]:
@@ -63,8 +63,15 @@ class GenerationMetrics:
         return stress_scores(predictions, references)
 
     def _texts(self, ids: np.ndarray) -> list[str]:
-        return self.tokenizer.batch_decode([self._kept(row) for row in ids], skip_special_tokens=True)
+        return list(self.tokenizer.batch_decode([self._kept(row) for row in ids], skip_special_tokens=True))
 
     def _kept(self, row: np.ndarray | list[int]) -> list[int]:
         row = np.asarray(row)
         return row[(row != IGNORED) & (row != self.tokenizer.pad_token_id)].tolist()
+
+
+def _only(arrays: np.ndarray | tuple[np.ndarray, ...] | None) -> np.ndarray:
+    """The array of ids; the trainers of this package return one each."""
+    if not isinstance(arrays, np.ndarray):
+        raise ValueError(f"predictions, labels and inputs must be an array each, got {type(arrays).__name__}")
+    return arrays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from datasets import DatasetDict
@@ -22,6 +23,7 @@ from hf_ebm.cli.common import first_line
 from hf_ebm.data.symbols import num_target_ids
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.vocabulary import num_embeddings
 
 FRESH = "lstm"
 
@@ -50,7 +52,7 @@ class ModelArguments:
     dropout: float | None = field(default=None, metadata={"help": "lstm: dropout; default: 0."})
 
 
-def fresh_settings(which: ModelArguments, task: str) -> dict:
+def fresh_settings(which: ModelArguments, task: str) -> dict[str, Any]:
     """Settings of a fresh model, refused before anything is read."""
     given = {name: value for name, value in vars(which).items() if value is not None}
     name = given.pop("model_name_or_path")
@@ -58,7 +60,7 @@ def fresh_settings(which: ModelArguments, task: str) -> dict:
         if given:
             raise ValueError(f"{', '.join(given)}: only for --model_name_or_path {FRESH}; {name!r} has its own")
         return {}
-    settings = {"attention": "fixed", "initial_state": "zero"} if task == "cmudict-stress" else {}
+    settings: dict[str, Any] = {"attention": "fixed", "initial_state": "zero"} if task == "cmudict-stress" else {}
     both = {"embedding_dim": ["embedding_dim", "decoder_embedding_dim"], "layers": ["encoder_layers", "decoder_layers"]}
     for name, value in given.items():
         settings |= dict.fromkeys(both.get(name, [name]), value)
@@ -66,10 +68,10 @@ def fresh_settings(which: ModelArguments, task: str) -> dict:
     return settings
 
 
-def fresh_model(settings: dict, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def fresh_model(settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A recurrent model for the symbols of a `symbol_tokenizer`."""
-    vocabularies = {"vocab_size": len(tokenizer), "decoder_vocab_size": num_target_ids(tokenizer)}
-    return LSTMSeq2SeqForConditionalGeneration(LSTMSeq2SeqConfig(**vocabularies, **settings))
+    config = LSTMSeq2SeqConfig(vocab_size=len(tokenizer), decoder_vocab_size=num_target_ids(tokenizer), **settings)
+    return LSTMSeq2SeqForConditionalGeneration(config)
 
 
 def check_fresh_checkpoint(checkpoint: str | None, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -118,7 +120,9 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
     return model, tokenizer
 
 
-def _auto_class(model_config: PreTrainedConfig, causal: bool) -> type | None:
+def _auto_class(
+    model_config: PreTrainedConfig, causal: bool
+) -> type[AutoModelForSeq2SeqLM | AutoModelForCausalLM] | None:
     """What loads the model; some families (BART) have both kinds."""
     if getattr(model_config, "is_encoder_decoder", False):
         return AutoModelForSeq2SeqLM if type(model_config) in AutoModelForSeq2SeqLM._model_mapping else None
@@ -175,7 +179,7 @@ def padding_tokenizer(tokenizer: PreTrainedTokenizerBase, end_id: int) -> PreTra
 
 def check_ids(model: PreTrainedModel, encoded: DatasetDict, padding: PreTrainedTokenizerBase) -> None:
     """Raises `ValueError` for ids the model has no embedding for: its tokenizer got tokens and it wasn't resized."""
-    size = model.get_input_embeddings().weight.shape[0]
+    size = num_embeddings(model)
     largest = max(max(ids, default=0) for rows in encoded.values() for ids in rows["input_ids"])
     if max(largest, padding.pad_token_id or 0) >= size:
         raise ValueError(

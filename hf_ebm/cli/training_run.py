@@ -49,7 +49,7 @@ def run_trainer(trainer: Trainer, checkpoint: str | None, evaluate: bool) -> dic
 
 def output_checkpoint(config: TrainingArguments) -> str | None:
     """The checkpoint to go on from. Raises `ValueError` if there is none, or the output has to be empty and isn't."""
-    output, given = Path(config.output_dir), config.resume_from_checkpoint
+    output, given = Path(config.output_dir or "."), config.resume_from_checkpoint
     there = next(parent for parent in (output, *output.resolve().parents) if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"output_dir: {output} cannot be written; {there} is not a folder or not writable")

@@ -50,8 +50,8 @@ def encode_conditional(
                 raise ValueError(f"target of {place} has no token")
         frames = [target_placeholder(tokenizer)] * len(sources) if encoder_decoder else sources
         filled = [fill_placeholder(tokenizer, row, target) for row, target in zip(frames, targets, strict=True)]
-        encoded = {"input_ids": [ids for ids, _ in filled], "free_mask": [free for _, free in filled]}
-        for ids, place in zip(encoded["input_ids"], places, strict=True):
+        encoded: dict[str, list] = {"input_ids": [ids for ids, _ in filled], "free_mask": [free for _, free in filled]}
+        for (ids, _), place in zip(filled, places, strict=True):
             if len(ids) > tokenizer.model_max_length:
                 raise ValueError(f"{place} has {len(ids)} tokens, more than the {tokenizer.model_max_length} allowed")
         return {**encoded, "encoder_input_ids": sources} if encoder_decoder else encoded
@@ -91,10 +91,11 @@ class MaskedTargetCollator:
         ids = ids.masked_fill(masked, self.tokenizer.mask_token_id)
         if "encoder_input_ids" not in rows[0]:
             return {"input_ids": ids, "attention_mask": attention_mask, "labels": labels}
-        if self.model is None:
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
             raise ValueError("model must be given for rows with encoder_input_ids: it shifts its decoder's input")
         encoder_ids, encoder_mask = pad_right([torch.as_tensor(row["encoder_input_ids"]) for row in rows], pad)
-        decoder_ids = self.model.prepare_decoder_input_ids_from_labels(ids)
+        decoder_ids = shift(ids)
         return {
             "input_ids": encoder_ids,
             "attention_mask": encoder_mask,

@@ -26,7 +26,7 @@ def read_verses(cache_dir: str | Path) -> list[str]:
     Uses the `bible` program if it is installed; otherwise unpacks the two Debian packages into `cache_dir` (which needs
     `apt-get` and `dpkg`, no root). Raises `RuntimeError` when neither is possible.
     """
-    program, options = shutil.which("bible"), []
+    program, options = shutil.which("bible"), list[str]()
     if program is None:
         program, options = _unpack_debian_packages(Path(cache_dir))
     command = [program, "-f", "-l", "100000", *options, "Gen1:1-Rev22:21"]

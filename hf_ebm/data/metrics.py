@@ -32,7 +32,8 @@ def tagging_scores(
         `sequence_accuracy`: the share of predictions that are right at all positions.
     """
     predicted, expected = _split_pairs(predictions, references)
-    right, in_predictions, in_references = Counter(), Counter(), Counter()
+    right: Counter[str] = Counter()
+    in_predictions, in_references = right.copy(), right.copy()
     positions = 0
     for labels, truth in zip(predicted, expected, strict=True):
         positions += max(len(labels), len(truth))
@@ -165,7 +166,8 @@ def _corpus_bleu(predictions: Sequence[str], alternatives: list[list[str]]) -> B
     most = max(map(len, alternatives))
     streams = [[texts[k] if k < len(texts) else None for texts in alternatives] for k in range(most)]
     # "none" divides at white space only; force=True silences advice for texts that end with a lone full stop.
-    return BLEU(tokenize="none", force=True).corpus_score(list(predictions), streams)
+    # Its annotation leaves the None out.
+    return BLEU(tokenize="none", force=True).corpus_score(list(predictions), streams)  # type: ignore[arg-type]
 
 
 def _share(flags: Iterable[bool]) -> float:

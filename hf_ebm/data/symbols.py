@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -188,7 +189,7 @@ def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     An empty text would not do: where start and end are one token, as in GPT-2, they could not be told apart.
     """
     for token_id in range(len(tokenizer)):
-        text = tokenizer.decode([token_id])
+        text = str(tokenizer.decode([token_id]))
         plain = plain_ids(tokenizer, [text])[0]
         if not plain or not set(plain).isdisjoint(tokenizer.all_special_ids):
             continue
@@ -209,7 +210,7 @@ def _symbols(texts: Iterable[str], name: str) -> set[str]:
     return symbols
 
 
-def encode_splits(dataset: Dataset | DatasetDict, *how) -> Dataset | DatasetDict:
+def encode_splits(dataset: Dataset | DatasetDict, *how: Any) -> Dataset | DatasetDict:
     """Checks and encodes every split; `how` are the arguments of `_encode` behind the place."""
     if isinstance(dataset, DatasetDict):
         return DatasetDict({split: _encode(rows, f" of split {split!r}", *how) for split, rows in dataset.items()})

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.demo.prompts import Prompt
+from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.output import ChainGenerationOutput
 
 _SECONDS_BETWEEN_VIEWS = 0.1  # as fast as eyes follow; steps in between are shown together
@@ -34,7 +35,7 @@ class ChainView:
     output: ChainGenerationOutput | None = None
 
 
-def watch_chain(model, prompt: Prompt, settings: dict, stop: threading.Event) -> Iterator[ChainView]:
+def watch_chain(model: EnergyModel, prompt: Prompt, settings: dict, stop: threading.Event) -> Iterator[ChainView]:
     """Runs one chain and yields views of it; the last one has the output.
 
     Setting `stop` ends the run after the epoch it is in, with the output so far. So does closing the iterator. With the
@@ -83,7 +84,7 @@ def _after(view: ChainView, events: list) -> ChainView:
     return replace(view, ids=ids.tolist(), changed=changed.tolist(), energies=energies, output=output)
 
 
-def _run(model, prompt: Prompt, settings: dict, stop: threading.Event, events: queue.SimpleQueue) -> None:
+def _run(model: EnergyModel, prompt: Prompt, settings: dict, stop: threading.Event, events: queue.SimpleQueue) -> None:
     """Puts what the watcher sees, then the output or the error."""
     watcher = _Watcher(model, prompt, stop, events)
     criterion = None if settings["kernel"] == "mask_predict" else watcher
@@ -102,7 +103,7 @@ class _Watcher:
     The run keeps its trace to itself until it is over, so energies are evaluated anew: one masked row for each blank.
     """
 
-    def __init__(self, model, prompt: Prompt, stop: threading.Event, events: queue.SimpleQueue):
+    def __init__(self, model: EnergyModel, prompt: Prompt, stop: threading.Event, events: queue.SimpleQueue):
         self.model, self.prompt, self.stop, self.events = model, prompt, stop, events
 
     def put(self, ids: Tensor) -> None:

@@ -37,7 +37,9 @@ class KernelResult:
     novel_rate: float | None
 
 
-def compare_kernels(model, prompt: Prompt, settings: dict[str, dict], stop: threading.Event) -> Iterator[KernelResult]:
+def compare_kernels(
+    model: EnergyModel, prompt: Prompt, settings: dict[str, dict], stop: threading.Event
+) -> Iterator[KernelResult]:
     """Runs the kernels one after the other and yields the result of each.
 
     Args:
@@ -108,15 +110,14 @@ def _local_energies(local: EnergyModel, model: EnergyModel, prompt: Prompt, stat
 def _result(kernel: str, output: ChainGenerationOutput, energies: Tensor) -> KernelResult:
     by_epoch = energies.mean(0)
     epochs = output.energies.shape[1]
-    rates = [None, None]
-    if kernel != "mask_predict":
-        rates = [float(rate.mean()) for rate in (output.trace.acceptance_rate, output.trace.novel_rate)]
+    rates = (output.trace.acceptance_rate, output.trace.novel_rate)
+    acceptance, novel = (None if kernel == "mask_predict" else float(rate.mean()) for rate in rates)
     return KernelResult(
         kernel=kernel,
         ids=output.sequences[0].tolist(),
         energy=float(energies[0, -1]),
         energies=by_epoch.tolist(),
         mean_energy=float(by_epoch[-(epochs - epochs // 2) :].mean()),
-        acceptance_rate=rates[0],
-        novel_rate=rates[1],
+        acceptance_rate=acceptance,
+        novel_rate=novel,
     )

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gradio as gr
 import pandas as pd
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.comparison import CHAINS, KernelResult, compare_kernels, energy_points
 from hf_ebm.demo.messages import shows_errors, warn_unknown
 from hf_ebm.demo.prompts import read_prompt, read_settings
 from hf_ebm.demo.sampling_tab import prompt_fields, setting_fields, stop_button
 from hf_ebm.demo.sessions import Runs
-from hf_ebm.demo.tokens import BLANK, CHAIN_COLORS, chain_spans
+from hf_ebm.demo.tokens import BLANK, CHAIN_COLORS, Spans, chain_spans
+from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import KERNELS
 
 _COLORS = dict(zip(KERNELS, ("#2563eb", "#dc2626", "#16a34a"), strict=True))
 _HEADERS = ["kernel", "energy", "mean energy", "acceptance", "novel"]
 
 
-def comparison_tab(model, tokenizer, runs: Runs, concurrency: dict) -> None:
+def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: Runs, concurrency: dict) -> None:
     """Builds the tab inside the current block; `concurrency` as for `sampling_tab`."""
     with gr.Row():
         with gr.Column():
@@ -58,11 +62,20 @@ def comparison_tab(model, tokenizer, runs: Runs, concurrency: dict) -> None:
             )
 
     @shows_errors
-    def run(text, length, epochs, block_size, temperature, seed, request: gr.Request):
+    def run(
+        text: str,
+        length: float,
+        epochs: float,
+        block_size: float,
+        temperature: float,
+        seed: float,
+        request: gr.Request,
+    ) -> Iterator[tuple]:
         prompt = read_prompt(model, tokenizer, text, length)
         settings = {k: read_settings(prompt, k, epochs, block_size, temperature, seed) for k in KERNELS}
         warn_unknown(prompt.unknown)
-        free, results, texts = prompt.free[0].tolist(), [], [None] * len(KERNELS)
+        free, results = prompt.free[0].tolist(), list[KernelResult]()
+        texts: list[Spans | None] = [None] * len(KERNELS)
         # A plot that is there keeps its scale of colours, so it is taken away and made anew.
         yield "running …", *texts, [], gr.update(visible=False)
         with runs.running(request.session_hash) as stop:

@@ -6,6 +6,7 @@ import functools
 import html
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
@@ -15,7 +16,7 @@ def shows_errors(handler: Callable) -> Callable:
     if inspect.isgeneratorfunction(handler):
 
         @functools.wraps(handler)
-        def wrapped(*args, **kwargs):
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             try:
                 yield from handler(*args, **kwargs)
             except ValueError as error:
@@ -23,7 +24,7 @@ def shows_errors(handler: Callable) -> Callable:
     else:
 
         @functools.wraps(handler)
-        def wrapped(*args, **kwargs):
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             try:
                 return handler(*args, **kwargs)
             except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.comparison_tab import comparison_tab
 from hf_ebm.demo.sampling_tab import sampling_tab
@@ -14,7 +15,7 @@ from hf_ebm.models.energy import EnergyModel
 _CONCURRENCY = {"concurrency_id": "model", "concurrency_limit": 1}
 
 
-def build_demo(model: EnergyModel, tokenizer) -> gr.Blocks:
+def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blocks:
     """The page for a model, to be launched: `build_demo(*load_embedded()).launch()`.
 
     It sends nothing anywhere (no analytics).

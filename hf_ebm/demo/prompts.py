@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.sampling.configuration import KERNELS
 
@@ -33,7 +35,9 @@ class Prompt(NamedTuple):
     unknown: list[str]
 
 
-def read_prompt(model, tokenizer, text: str | None, length: float | None) -> Prompt:
+def read_prompt(
+    model: EnergyModel, tokenizer: PreTrainedTokenizerBase, text: str | None, length: float | None
+) -> Prompt:
     """The prompt that a text with blanks is, or one of `length` blanks and nothing else; length 0 or `None` is none.
 
     A run of three or more underscores, `[MASK]` and `<mask>` are one blank each, whatever the model's mask token.
@@ -47,7 +51,8 @@ def read_prompt(model, tokenizer, text: str | None, length: float | None) -> Pro
     if not text and not length:
         raise ValueError("there is nothing to sample; type a text with blanks (___ or [MASK]) or give a length")
     prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
-    mask, unknown = model.config.mask_token_id, []
+    mask = -1 if model.config.mask_token_id is None else model.config.mask_token_id
+    unknown: list[str] = []
     if length:
         room = token_limit(model) - len(prefix) - len(suffix)
         ids = [*prefix, *[mask] * _whole_number("length", length, 1, room), *suffix]
@@ -57,8 +62,8 @@ def read_prompt(model, tokenizer, text: str | None, length: float | None) -> Pro
         if mask not in ids:
             raise ValueError("text has no blanks; write ___ or [MASK] where words are to be filled in")
         unknown = unknown_parts(tokenizer, text)
-    ids = torch.tensor([ids])
-    return Prompt(ids, ids == mask, unknown)
+    row = torch.tensor([ids])
+    return Prompt(row, row == mask, unknown)
 
 
 def read_settings(
@@ -92,12 +97,12 @@ def read_lines(text: str | None, most: int) -> list[str]:
     return lines
 
 
-def token_limit(model) -> int:
+def token_limit(model: EnergyModel) -> int:
     """The longest text the page takes for a model, in tokens, special tokens included."""
     return min(MAX_TOKENS, max_length(model.mlm) or MAX_TOKENS)
 
 
-def token_ids(model, tokenizer, name: str, text: str) -> list[int]:
+def token_ids(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> list[int]:
     """Ids of a text. Raises `ValueError`, naming it, where it can't be tokenized or is too long; nothing is cut."""
     try:
         ids = list(tokenizer(text, verbose=False)["input_ids"])
@@ -108,7 +113,7 @@ def token_ids(model, tokenizer, name: str, text: str) -> list[int]:
     return ids
 
 
-def unknown_parts(tokenizer, text: str) -> list[str]:
+def unknown_parts(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """The parts of a text that became the unknown token, each once; the token itself where spans aren't known."""
     batch = tokenizer(text, verbose=False, return_offsets_mapping=tokenizer.is_fast)
     unknown = [position for position, i in enumerate(batch["input_ids"]) if i == tokenizer.unk_token_id]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gradio as gr
 import pandas as pd
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.chain_stream import ChainView, watch_chain
 from hf_ebm.demo.comparison import energy_points
@@ -11,10 +14,11 @@ from hf_ebm.demo.messages import shows_errors, warn_unknown
 from hf_ebm.demo.prompts import read_prompt, read_settings
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import CHAIN_COLORS, chain_spans
+from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import KERNELS
 
 
-def sampling_tab(model, tokenizer, runs: Runs, concurrency: dict) -> None:
+def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: Runs, concurrency: dict) -> None:
     """Builds the tab inside the current block.
 
     Args:
@@ -43,7 +47,16 @@ def sampling_tab(model, tokenizer, runs: Runs, concurrency: dict) -> None:
             )
 
     @shows_errors
-    def run(text, length, kernel, epochs, block_size, temperature, seed, request: gr.Request):
+    def run(
+        text: str,
+        length: float,
+        kernel: str,
+        epochs: float,
+        block_size: float,
+        temperature: float,
+        seed: float,
+        request: gr.Request,
+    ) -> Iterator[tuple]:
         prompt = read_prompt(model, tokenizer, text, length)
         settings = read_settings(prompt, kernel, epochs, block_size, temperature, seed)
         warn_unknown(prompt.unknown)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gradio as gr
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.messages import shows_errors, warn_unknown
 from hf_ebm.demo.score_table import HEADERS, SORT_KEYS, ScoredLine, check_lines, score_lines, sort_lines, table_rows
-from hf_ebm.demo.tokens import ENERGY_COLORS, energy_spans
+from hf_ebm.demo.tokens import ENERGY_COLORS, Spans, energy_spans
+from hf_ebm.models.energy import EnergyModel
 
 
-def score_tab(model, tokenizer, concurrency: dict) -> None:
+def score_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, concurrency: dict) -> None:
     """Builds the tab inside the current block; `concurrency` as for `sampling_tab`."""
     scored = gr.State([])
     text = gr.Textbox(
@@ -34,18 +38,18 @@ def score_tab(model, tokenizer, concurrency: dict) -> None:
         elem_id="score-tokens",
     )
 
-    def show(lines: list[ScoredLine]):
+    def show(lines: list[ScoredLine]) -> tuple:
         """Table, choices and tokens for sorted lines; the best is chosen."""
         choices = [(f"{rank}. {line.text}", rank - 1) for rank, line in enumerate(lines, 1)]
         return table_rows(lines), gr.update(choices=choices, value=0), spans_of(lines, 0)
 
-    def spans_of(lines: list[ScoredLine], number: int | None):
+    def spans_of(lines: list[ScoredLine], number: int | None) -> Spans | None:
         if number is None or not 0 <= number < len(lines):
             return None
         return energy_spans(tokenizer, lines[number].ids, lines[number].token_energies)
 
     @shows_errors
-    def score(text: str, key: str):
+    def score(text: str, key: str) -> Iterator[tuple]:
         texts = check_lines(model, tokenizer, text)
         yield "scoring …", *[gr.skip()] * 4
         lines = sort_lines(score_lines(model, tokenizer, texts), key)
@@ -53,7 +57,7 @@ def score_tab(model, tokenizer, concurrency: dict) -> None:
         yield f"{len(lines)} lines scored", lines, *show(lines)
 
     @shows_errors
-    def sort_again(lines: list[ScoredLine], key: str):
+    def sort_again(lines: list[ScoredLine], key: str) -> tuple:
         lines = sort_lines(lines, key)
         return (lines, *show(lines)) if lines else (gr.skip(),) * 4
 

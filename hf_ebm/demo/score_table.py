@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from hf_ebm.demo.comparison import as_local
 from hf_ebm.demo.prompts import read_lines, token_ids, unknown_parts
+from hf_ebm.models.energy import EnergyModel
 
 MAX_LINES = 32
 SORT_KEYS = ("energy", "energy per token")
@@ -35,7 +38,7 @@ class ScoredLine:
         return self.energy / len(self.ids)
 
 
-def check_lines(model, tokenizer, text: str) -> list[str]:
+def check_lines(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """The lines of a text that can be scored; blank ones are passed over.
 
     Raises:
@@ -47,26 +50,32 @@ def check_lines(model, tokenizer, text: str) -> list[str]:
         ids = token_ids(model, tokenizer, f"line {number}", line)
         if model.config.mask_token_id in ids:
             raise ValueError(f"line {number} has a blank, which has no energy; fill it under Sample first")
-        if all(token in model.config.special_token_ids for token in ids):
+        if all(token in (model.config.special_token_ids or ()) for token in ids):
             raise ValueError(f"line {number} has no token that could be scored: {line!r}")
     return lines
 
 
-def score_lines(model, tokenizer, lines: list[str]) -> list[ScoredLine]:
+def score_lines(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> list[ScoredLine]:
     """Scores lines that `check_lines` let pass, in their order."""
     found, local = model.score(lines, tokenizer), as_local(model)
-    perplexities = (found if local is model else local.score(lines, tokenizer)).pseudo_perplexity.tolist()
+    of_local = found if local is model else local.score(lines, tokenizer)
+    perplexities = (of_local.energy / of_local.num_tokens).exp().tolist()
     return [
         ScoredLine(
             text=line,
             energy=float(found.energy[row]),
             pseudo_perplexity=perplexities[row],
-            ids=tokenizer.convert_tokens_to_ids(found.tokens[row]),
+            ids=_ids_of(tokenizer, found.tokens[row]),
             token_energies=found.token_energies[row],
             unknown=unknown_parts(tokenizer, line),
         )
         for row, line in enumerate(lines)
     ]
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> list[int]:
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    return [ids] if isinstance(ids, int) else ids
 
 
 def sort_lines(lines: list[ScoredLine], key: str) -> list[ScoredLine]:

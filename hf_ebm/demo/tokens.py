@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transformers import PreTrainedTokenizerBase
+
+from hf_ebm.models.energy import EnergyModel
+
 # Labels of the chain's tokens; what is neither is context.
 CHANGED, BLANK = "just changed", "free"
 CHAIN_COLORS = {CHANGED: "#f59e0b", BLANK: "#93c5fd"}
@@ -14,7 +18,13 @@ ENERGY_COLORS = {"below 1 nat": "#d1fae5", "1 to 3": "#fde68a", "3 to 6": "#fdba
 Spans = list[tuple[str, str | None]]
 
 
-def chain_spans(model, tokenizer, ids: Sequence[int], free: Sequence[bool], changed: Sequence[bool]) -> Spans:
+def chain_spans(
+    model: EnergyModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    free: Sequence[bool],
+    changed: Sequence[bool],
+) -> Spans:
     """A chain's tokens (special ones left out, blanks not) with their labels."""
     special = set(model.config.special_token_ids or []) - {model.config.mask_token_id}
     shown = [position for position, token in enumerate(ids) if token not in special]
@@ -22,13 +32,13 @@ def chain_spans(model, tokenizer, ids: Sequence[int], free: Sequence[bool], chan
     return _spans(token_texts(tokenizer, [ids[position] for position in shown]), labels)
 
 
-def energy_spans(tokenizer, ids: Sequence[int], energies: Sequence[float]) -> Spans:
+def energy_spans(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], energies: Sequence[float]) -> Spans:
     """Tokens labelled by how high their energies in nats are."""
-    labels = [list(ENERGY_COLORS)[sum(energy >= bound for bound in _BOUNDS)] for energy in energies]
+    labels: list[str | None] = [list(ENERGY_COLORS)[sum(energy >= bound for bound in _BOUNDS)] for energy in energies]
     return _spans(token_texts(tokenizer, ids), labels)
 
 
-def token_texts(tokenizer, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The characters that each token adds to the text before it.
 
     Where a token adds nothing (a space in front) or changes that text (the bytes of one character can be several

@@ -24,7 +24,7 @@ class CheckedInputs:
 
     checks: ClassVar[dict[str, Callable[[str, Any], list]]]
 
-    def add_batch(self, *, predictions=None, references=None, **kwargs):
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """Adds rows, to be counted by `compute`.
 
         Raises:
@@ -35,9 +35,9 @@ class CheckedInputs:
         if len(set(map(len, columns.values()))) > 1:
             sizes = " and ".join(str(len(rows)) for rows in columns.values())
             raise ValueError(f"{' and '.join(columns)} must be equally many, got {sizes}")
-        super().add_batch(**columns, **kwargs)
+        super().add_batch(**columns, **kwargs)  # type: ignore[misc]  # of evaluate.Metric, which is without types
 
-    def add(self, *, prediction=None, reference=None, **kwargs):
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Adds one row, to be counted by `compute`.
 
         Raises:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
 
 
-def energy_model(model_id: str | os.PathLike | None, model: EnergyModel | None, tokenizer: Any) -> tuple:
+def energy_model(
+    model_id: str | os.PathLike | None, model: EnergyModel | None, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[EnergyModel, PreTrainedTokenizerBase]:
     """`(model, tokenizer)`: those given, or those of that name; without either, the embedded model.
 
     A model that is loaded here is in float32, on a GPU if there is one.
@@ -36,7 +39,7 @@ def energy_model(model_id: str | os.PathLike | None, model: EnergyModel | None, 
     return model, tokenizer
 
 
-def score(argument: str, texts: list[str], model: EnergyModel, tokenizer: Any) -> ScoreOutput:
+def score(argument: str, texts: list[str], model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> ScoreOutput:
     """`model.score`, whose errors about a text name the module's own argument."""
     try:
         return model.score(texts, tokenizer)

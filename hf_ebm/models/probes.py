@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.vocabulary import num_embeddings
 
 
 @torch.no_grad()
@@ -17,7 +18,7 @@ def is_causal(model: PreTrainedModel) -> bool:
     """Whether what stands behind a token leaves its output the same."""
     row, mask = _tokens(model), torch.ones_like(_tokens(model))
     other = row.clone()
-    other[0, -1] = (other[0, -1] + 1) % _vocab_size(model)
+    other[0, -1] = (other[0, -1] + 1) % num_embeddings(model)
     with evaluation_mode(model):
         first, second = (model(input_ids=ids, attention_mask=mask)[0][:, :-1] for ids in (row, other))
     # A bidirectional model before training differs by little, so no more is allowed than the order of a sum can make;
@@ -54,9 +55,5 @@ def share_parameters(first: nn.Module, second: nn.Module) -> bool:
     return any(id(parameter) in own for parameter in second.parameters())
 
 
-def _vocab_size(model: PreTrainedModel) -> int:
-    return model.get_input_embeddings().weight.shape[0]
-
-
 def _tokens(model: PreTrainedModel) -> Tensor:
-    return torch.arange(1, 6, device=model.device)[None] % _vocab_size(model)
+    return torch.arange(1, 6, device=model.device)[None] % num_embeddings(model)

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo, ModelCard
 
-class PublishingMixin:
+    _Model = PreTrainedModel  # what this is mixed into
+else:
+    _Model = object
+
+
+class PublishingMixin(_Model):
     """Gives a model `push_to_hub` with a card, a tokenizer, and its code for those without `hf_ebm`."""
 
-    def push_to_hub(self, repo_id: str, *, tokenizer=None, card=None, **kwargs):
+    def push_to_hub(  # type: ignore[override]  # Transformers' takes anything
+        self,
+        repo_id: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        card: ModelCard | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo:
         """Uploads weights, configuration, generation settings, tokenizer, card and code as one commit.
 
         Args:
@@ -30,7 +46,11 @@ class PublishingMixin:
         return push_model(self, repo_id, tokenizer=tokenizer, card=card, **kwargs)
 
 
-def register(config_class: type, auto_classes: dict[type, type], inside_a_checkpoint: bool = False) -> None:
+def register(
+    config_class: type[PreTrainedConfig],
+    auto_classes: dict[Any, type[PreTrainedModel]],
+    inside_a_checkpoint: bool = False,
+) -> None:
     """Registers a configuration, and a model class with each auto class.
 
     The code of a checkpoint is found by its `auto_map`. Registered, it would stand in for the code of every other

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from hf_ebm.model_outputs import model_output
 
-@dataclass
+
+@model_output
 class RerankOutput(ModelOutput):
     """Reranked n-best lists.
 
@@ -21,24 +25,33 @@ class RerankOutput(ModelOutput):
         energies: per list, the energies.
     """
 
-    best: torch.LongTensor | None = None
-    order: list[list[int]] | None = None
-    scores: list[list[float]] | None = None
-    energies: list[list[float]] | None = None
+    best: Tensor
+    order: list[list[int]]
+    scores: list[list[float]]
+    energies: list[list[float]]
+
+
+class Scored(Protocol):
+    """What reranking reads of scores: energies in nats, and numbers of tokens, (N,) each."""
+
+    energy: Tensor
+    num_tokens: Tensor
 
 
 class RerankMixin:
     """Gives a model with `score` the method `rerank`."""
 
+    score: Callable[..., Scored]
+
     def rerank(
         self,
         candidates: Sequence[Sequence[str]],
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         base_scores: Sequence[Sequence[float]] | None = None,
         weight: float = 1.0,
         length_normalization: float = 0.0,
-        **score_arguments,
+        **score_arguments: Any,
     ) -> RerankOutput:
         """Reranks n-best lists by `base_score - weight * energy / num_tokens ** length_normalization`.
 
@@ -66,11 +79,15 @@ class RerankMixin:
             [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
             for own, part in zip(base, normalized.split(sizes), strict=True)
         ]
-        order = [sorted(range(len(own)), key=lambda i, own=own: -own[i]) for own in scores]
+        order = [_best_first(own) for own in scores]
         return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
 
 
-def _checked_candidates(candidates) -> list[list[str]]:
+def _best_first(scores: list[float]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda i: -scores[i])
+
+
+def _checked_candidates(candidates: Iterable[Iterable[str]]) -> list[list[str]]:
     lists = []
     for row, texts in enumerate(candidates):
         own = [] if isinstance(texts, str) else list(texts)
@@ -80,7 +97,7 @@ def _checked_candidates(candidates) -> list[list[str]]:
     return lists
 
 
-def _checked_base_scores(base_scores, lists: list[list[str]]) -> list[list[float]]:
+def _checked_base_scores(base_scores: Iterable[Sequence[float]] | None, lists: list[list[str]]) -> list[list[float]]:
     if base_scores is None:
         return [[0.0] * len(texts) for texts in lists]
     given = [torch.as_tensor(own, dtype=torch.float64).tolist() for own in base_scores]

@@ -22,7 +22,8 @@ def energies_from_contexts(tables: Sequence[Tensor]) -> Tensor:
             contexts in lexicographic order of the other positions.
     """
     length, size = len(tables), tables[0].shape[-1]
-    return -sum(table.view((size,) * length).movedim(-1, t) for t, table in enumerate(tables))
+    terms = (table.view((size,) * length).movedim(-1, t) for t, table in enumerate(tables))
+    return -sum(terms, start=tables[0].new_zeros(()))
 
 
 def log_partition(energies: Tensor) -> Tensor:

@@ -146,6 +146,8 @@ def log_proposal_density(
     given_noise = torch.logaddexp(log_own, log_other + log_ratio)
     if density == "given_noise":
         return given_noise
+    if noise.square is None:
+        raise ValueError("noise must be of a full density, got the sums of given_noise")
     return given_noise - noise.square / 2 - proposal.log_scale - proposal.dimension / 2 * math.log(2 * math.pi)
 
 
@@ -186,4 +188,5 @@ def combine_(
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Inner product of flat tensors in float64: |ε|² of 10^8 numbers is needed to a nat."""
-    return sum(torch.dot(x.double(), y.double()) for x, y in zip(a.split(_PART), b.split(_PART), strict=True))
+    parts = zip(a.split(_PART), b.split(_PART), strict=True)
+    return sum((torch.dot(x.double(), y.double()) for x, y in parts), start=a.new_zeros((), dtype=torch.float64))

@@ -21,7 +21,7 @@ import torch
 
 from hf_ebm.data.metrics import nearest_reference
 
-Symbols = list[Hashable]
+Symbols = Sequence[Hashable]
 
 
 def normalized_edit_distance(
@@ -129,10 +129,12 @@ def token_ids(sequences: Sequence[Sequence[int]], argument: str) -> list[list[in
     Raises:
         ValueError: naming the argument, and the row, unless it is a list of one or more lists of token ids.
     """
-    rows = _symbol_rows(sequences, argument)
+    _check_list(sequences, argument)
+    rows = []
     for row, sequence in enumerate(sequences):
         if isinstance(sequence, str):
             raise ValueError(f"{argument} must be lists of token ids, got the text {sequence!r} in row {row}")
+        rows.append(_ids(sequence, argument, row))
     return rows
 
 
@@ -154,7 +156,7 @@ class SequenceCost:
     function: Callable[..., Any]
     reads: Literal["texts", "ids"]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.reads not in ("texts", "ids"):
             raise ValueError(f"reads of the cost {self.name} must be 'texts' or 'ids', got {self.reads!r}")
 
@@ -170,8 +172,8 @@ class SequenceCost:
         Raises:
             ValueError: naming the cost, if it didn't return one finite number for each prediction.
         """
-        prompts = {"prompts": prompts} if self.takes_prompts else {}
-        returned = self.function(predictions, references, **prompts)
+        given = {"prompts": prompts} if self.takes_prompts else {}
+        returned = self.function(predictions, references, **given)
         try:
             costs = torch.as_tensor(returned, dtype=torch.float32).detach()
         except (TypeError, ValueError, RuntimeError) as error:
@@ -242,9 +244,9 @@ def _symbol_pairs(predictions: Sequence, references: Sequence) -> list[tuple[Sym
     ]
 
 
-def _reference_symbols(reference: str | Sequence[str] | Sequence[int], of_text: bool, row: int) -> list[Symbols]:
+def _reference_symbols(reference: str | Sequence, of_text: bool, row: int) -> list[Symbols]:
     several = isinstance(reference, (list, tuple)) and all(isinstance(text, str) for text in reference)
-    alternatives = list(reference) if several else [reference]
+    alternatives: list[str | Sequence] = list(reference) if several else [reference]
     truths = [_symbols(alternative, "references", row) for alternative in alternatives]
     if not truths or not all(truths):
         raise ValueError(f"references must hold a symbol each, got {reference!r} in row {row}")
@@ -263,9 +265,11 @@ def _check_list(sequences: Sequence, argument: str) -> None:
         raise ValueError(f"{argument} must be a list of one or more texts or lists of token ids, got {sequences!r}")
 
 
-def _symbols(sequence: str | Sequence[int], argument: str, row: int) -> Symbols:
-    if isinstance(sequence, str):
-        return sequence.split()
+def _symbols(sequence: str | Sequence, argument: str, row: int) -> Symbols:
+    return sequence.split() if isinstance(sequence, str) else _ids(sequence, argument, row)
+
+
+def _ids(sequence: Sequence, argument: str, row: int) -> list[int]:
     try:
         # Python ints: tensors of equal value would count as different symbols.
         return list(map(operator.index, sequence))

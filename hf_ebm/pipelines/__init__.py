@@ -29,7 +29,7 @@ TASKS = {
 for _task, _class in TASKS.items():
     PIPELINE_REGISTRY.register_pipeline(_task, _class, pt_model=loader_of(*_class.model_classes), type="text")
     # With it `save_pretrained` would write the pipeline's code beside the model, to be run as remote code.
-    del _class._registered_impl
+    delattr(_class, "_registered_impl")
 
 __all__ = [
     "TASKS",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_ebm.data.symbols import prompt_encoder
-from hf_ebm.models.residual import JointGenerationConfig, ResidualEnergyModel
+from hf_ebm.models.residual import JointGenerationConfig, JointGenerationOutput, ResidualEnergyModel
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.pipelines.generating import GeneratingPipeline
 
@@ -26,38 +27,41 @@ class JointSamplingPipeline(GeneratingPipeline):
     """
 
     model_classes: ClassVar = (ResidualEnergyModel,)
+    model: ResidualEnergyModel
     config_class = JointGenerationConfig
     further_arguments = ("return_candidates",)
 
     @cached_property
-    def _encode(self):
-        return prompt_encoder(self.tokenizer, next(iter(self.model.end_ids), -1))
+    def _encode(self) -> Callable[[list[str]], list[list[int]]]:
+        return prompt_encoder(self.spelling, next(iter(self.model.end_ids), -1))
 
-    def prepared(self, item) -> list[int]:
+    def prepared(self, item: object) -> list[int]:
         if not isinstance(item, str):
             raise ValueError(f"inputs must be texts, got {type(item).__name__}")
         return self._encode([item])[0]
 
-    def run_batch(self, rows: list[list[int]], numbers: list[int], *, seed: int, **arguments) -> list[dict]:
+    def run_batch(self, rows: list[list[int]], numbers: list[int], **arguments: Any) -> list[dict]:
+        seed = arguments.pop("seed")
         return [
             self._result(self.model.generate([row], seed=stream_seed(seed, number), **arguments))
             for row, number in zip(rows, numbers, strict=True)
         ]
 
-    def _result(self, out) -> dict:
+    def _result(self, out: JointGenerationOutput) -> dict[str, Any]:
         size, stop = out.effective_sample_size, out.attention_mask.sum(1)
         texts = [
-            self.tokenizer.decode(out.sequences[row, out.prompt_lengths[row] : stop[row]], skip_special_tokens=True)
+            self.spelling.decode(out.sequences[row, out.prompt_lengths[row] : stop[row]], skip_special_tokens=True)
             for row in range(len(out.sequences))
         ]
         energies = out.energies.tolist()
-        result = {
+        result: dict[str, Any] = {
             "samples": [{"text": text, "energy": energy} for text, energy in zip(texts, energies, strict=True)],
             "effective_sample_size": None if size is None else float(size[0]),
         }
-        if out.candidates is not None:
-            texts = self.tokenizer.batch_decode(out.candidates[0], skip_special_tokens=True)
-            weights = zip(texts, out.candidate_energies[0].tolist(), out.candidate_log_weights[0].tolist(), strict=True)
+        candidates, energies_of, weights_of = out.candidates, out.candidate_energies, out.candidate_log_weights
+        if candidates is not None and energies_of is not None and weights_of is not None:
+            spelled = self.spelling.batch_decode([ids.tolist() for ids in candidates[0]], skip_special_tokens=True)
+            weights = zip(spelled, energies_of[0].tolist(), weights_of[0].tolist(), strict=True)
             result["candidates"] = [
                 {"text": text, "energy": energy, "log_weight": weight} for text, energy, weight in weights
             ]

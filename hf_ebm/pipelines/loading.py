@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -33,7 +35,7 @@ def loader_of(*model_classes: type[PreTrainedModel]) -> type:
 
     class Loader:
         @classmethod
-        def from_pretrained(cls, name: str, **kwargs):
+        def from_pretrained(cls, name: str, **kwargs: Any) -> PreTrainedModel | LoadFailure:
             try:
                 return _class_of(name, model_classes, kwargs).from_pretrained(name, **kwargs)
             except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -49,7 +51,7 @@ def _class_of(name: str, model_classes: tuple, kwargs: dict) -> type[PreTrainedM
     return by_type.get(found.get("model_type"), model_classes[-1])
 
 
-def ready_model(model, tokenizer, model_classes: tuple[type[PreTrainedModel], ...]) -> PreTrainedModel:
+def ready_model(model: object, tokenizer: object, model_classes: tuple[type[PreTrainedModel], ...]) -> PreTrainedModel:
     """The model itself, or a masked language model as an `EnergyModel`; with its token roles.
 
     Roles that an `EnergyModel` doesn't know, because no tokenizer lay beside its weights, are taken from `tokenizer`.
@@ -70,7 +72,7 @@ def ready_model(model, tokenizer, model_classes: tuple[type[PreTrainedModel], ..
     return model
 
 
-def _wrapped(model, model_classes: tuple) -> EnergyModel:
+def _wrapped(model: object, model_classes: tuple) -> EnergyModel:
     names = " or ".join(model_class.__name__ for model_class in model_classes)
     if EnergyModel not in model_classes or not isinstance(model, PreTrainedModel):
         raise ValueError(f"model must be a name or folder, or of the class {names}, got {type(model).__name__}")

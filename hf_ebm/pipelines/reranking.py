@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
@@ -28,6 +28,7 @@ class EnergyRerankingPipeline(RowPipeline):
     """
 
     model_classes: ClassVar = (ResidualEnergyModel, EnergyModel)
+    model: ResidualEnergyModel | EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
         shared = [name for name in self._score_arguments() if name not in _CONTEXT.values()]
@@ -37,7 +38,7 @@ class EnergyRerankingPipeline(RowPipeline):
         parameters = inspect.signature(self.model.score).parameters.values()
         return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
-    def prepared(self, item) -> dict:
+    def prepared(self, item: object) -> dict:
         if not isinstance(item, dict) or "candidates" not in item:
             given = f"a dict with {', '.join(map(str, item))}" if isinstance(item, dict) else type(item).__name__
             raise ValueError(f"inputs must be dicts with 'candidates', got {given}")
@@ -56,7 +57,7 @@ class EnergyRerankingPipeline(RowPipeline):
                 raise ValueError(f"{name} must be a text, got {type(row[name]).__name__}")
         return row
 
-    def run_batch(self, rows: list[dict], numbers: list[int], **arguments) -> list[list[dict]]:
+    def run_batch(self, rows: list[dict], numbers: list[int], **arguments: Any) -> list[list[dict]]:
         candidates = [row["candidates"] for row in rows]
         for name, argument in _CONTEXT.items():
             if any(name in row for row in rows):
@@ -64,7 +65,7 @@ class EnergyRerankingPipeline(RowPipeline):
                 absent = None if name == "encoder_text" else ""
                 arguments[argument] = [row.get(name, absent) for row in rows for _ in row["candidates"]]
         base = [row.get("scores", [0.0] * len(own)) for row, own in zip(rows, candidates, strict=True)]
-        found = self.model.rerank(candidates, self.tokenizer, base_scores=base, **arguments)
+        found = self.model.rerank(candidates, self.spelling, base_scores=base, **arguments)
         return [
             [
                 {
@@ -79,7 +80,7 @@ class EnergyRerankingPipeline(RowPipeline):
         ]
 
 
-def _are_numbers(values, count: int) -> bool:
+def _are_numbers(values: object, count: int) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch.utils.data import DataLoader, Dataset
-from transformers import Pipeline, PreTrainedModel
+from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import no_collate_fn
 from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
 
@@ -33,18 +33,32 @@ class RowPipeline(Pipeline):
     """
 
     _load_tokenizer = None  # if there is one; a model may bring its own, and its absence has a better message here
-    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+    # Annotated as None, which is their default alone.
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False  # type: ignore[assignment]
 
     model_classes: ClassVar[tuple[type[PreTrainedModel], ...]]
 
-    def __init__(self, model, tokenizer=None, **kwargs):
+    def __init__(
+        self,
+        model: PreTrainedModel | LoadFailure,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ):
         kwargs.pop("local_files_only", None)  # `pipeline` has used it and hands it on
         if isinstance(model, LoadFailure):
             raise ValueError(f"model cannot be loaded: {model.error}") from model.error
         if tokenizer is None:
             tokenizer = getattr(model, "lm_tokenizer", None)
         model = ready_model(model, tokenizer, self.model_classes)
-        super().__init__(model=model, tokenizer=tokenizer, **kwargs)
+        # Annotated as a tokenizer in Python, though fast ones are taken as well.
+        super().__init__(model=model, tokenizer=tokenizer, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def spelling(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, which `__init__` has demanded."""
+        if self.tokenizer is None:
+            raise ValueError("tokenizer must be given")
+        return self.tokenizer
 
     def __repr__(self) -> str:
         # The stock one asks a model that generates for its output modalities, which this project's don't state.
@@ -54,23 +68,25 @@ class RowPipeline(Pipeline):
         """Names of the arguments of a call, which may also be given when the pipeline is made."""
         raise NotImplementedError
 
-    def prepared(self, item) -> Any:
+    def prepared(self, item: object) -> Any:
         """A checked row of one input. Raises `ValueError`, naming what is wrong."""
         raise NotImplementedError
 
-    def run_batch(self, rows: list, numbers: list[int], **arguments) -> list:
+    def run_batch(self, rows: list, numbers: list[int], **arguments: Any) -> list:
         """One result per row; `numbers` are those of the inputs, counted from 0 in a call."""
         raise NotImplementedError
 
-    def __call__(self, inputs, *, num_workers=None, batch_size=None, **kwargs):
+    def __call__(
+        self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
         if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
             self._sanitize_parameters(**kwargs)
             return []  # Transformers looks at the first input
         if isinstance(inputs, Iterable) and not isinstance(inputs, (str, Mapping, list)):
             inputs = (item for item in inputs)  # of iterables it streams generators alone
-        return super().__call__(inputs, num_workers=num_workers, batch_size=batch_size, **kwargs)
+        return super().__call__(inputs, *args, num_workers=num_workers, batch_size=batch_size, **kwargs)
 
-    def _sanitize_parameters(self, **given):
+    def _sanitize_parameters(self, **given: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         unknown = sorted(set(given) - set(self.arguments()))
         if unknown:
             raise ValueError(
@@ -78,12 +94,14 @@ class RowPipeline(Pipeline):
             )
         return {}, given, {}
 
-    def preprocess(self, input_: tuple[int, Any]) -> dict:
+    def preprocess(self, input_: tuple[int, Any], **parameters: Any) -> dict[str, Any]:
         number, item = input_
         with _inputs_named([number]):
             return {"number": number, "row": self.prepared(item)}
 
-    def _forward(self, input_tensors: dict, **arguments) -> dict:
+    def _forward(  # type: ignore[override]  # rows are no tensors, and results no model's output
+        self, input_tensors: dict[str, Any], **arguments: Any
+    ) -> dict[str, Any]:
         numbers, rows = input_tensors["number"], input_tensors["row"]
         is_batch = isinstance(numbers, list)
         numbers, rows = (numbers, rows) if is_batch else ([numbers], [rows])
@@ -91,16 +109,29 @@ class RowPipeline(Pipeline):
             results = self.run_batch(rows, numbers, **arguments)
         return {"result": results if is_batch else results[0]}
 
-    def postprocess(self, model_outputs: dict) -> Any:
+    def postprocess(self, model_outputs: Any, **parameters: Any) -> Any:
         return model_outputs["result"]
 
-    def run_single(self, inputs, preprocess_params, forward_params, postprocess_params):
+    def run_single(
+        self,
+        inputs: Any,
+        preprocess_params: dict[str, Any],
+        forward_params: dict[str, Any],
+        postprocess_params: dict[str, Any],
+    ) -> Any:
         return super().run_single((0, inputs), preprocess_params, forward_params, postprocess_params)
 
     def get_iterator(
-        self, inputs, num_workers: int, batch_size: int, preprocess_params, forward_params, postprocess_params
-    ):
+        self,
+        inputs: Any,
+        num_workers: int,
+        batch_size: int,
+        preprocess_params: dict[str, Any],
+        forward_params: dict[str, Any],
+        postprocess_params: dict[str, Any],
+    ) -> PipelineIterator:
         """The stock one, but with numbered inputs, and batches that need no pad token: the model's methods pad."""
+        rows: Dataset
         if isinstance(inputs, Sized):
             rows = PipelineDataset(_Numbered(inputs), self.preprocess, preprocess_params)
         else:
@@ -114,7 +145,7 @@ class RowPipeline(Pipeline):
 class _Numbered(Dataset):
     """Pairs of a number and an input."""
 
-    def __init__(self, inputs):
+    def __init__(self, inputs: Any):
         self.inputs = inputs
 
     def __len__(self) -> int:
@@ -129,7 +160,7 @@ def _collated(items: list[dict]) -> dict[str, list]:
 
 
 @contextmanager
-def _inputs_named(numbers: list[int]):
+def _inputs_named(numbers: list[int]) -> Iterator[None]:
     """Adds to an error which inputs of the call it is about: rows are numbered by batch in the models' messages."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,6 +13,7 @@ from hf_ebm.models.energy.inputs import padding_id
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.pipelines.generating import GeneratingPipeline
 from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.output import ChainGenerationOutput
 
 
 class EnergySamplingPipeline(GeneratingPipeline):
@@ -31,22 +32,23 @@ class EnergySamplingPipeline(GeneratingPipeline):
     """
 
     model_classes: ClassVar = (EnergyModel,)
+    model: EnergyModel
     config_class = ChainGenerationConfig
     further_arguments = ("token_budget",)
 
-    def _sanitize_parameters(self, **given):
+    def _sanitize_parameters(self, **given: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         parameters = super()._sanitize_parameters(**given)
         for lengths in (given.get("lengths"), getattr(given.get("generation_config"), "lengths", None)):
             if lengths is not None:
                 raise ValueError(f"lengths: a length is an input here, n or {{'length': n}}; got lengths={lengths!r}")
         return parameters
 
-    def prepared(self, item) -> list[int]:
+    def prepared(self, item: object) -> list[int]:
         if isinstance(item, str):
-            ids = encode_plain(self.model, self.tokenizer, "inputs", [item])[0]
+            ids = encode_plain(self.model, self.spelling, "inputs", [item])[0]
             if self.model.config.mask_token_id not in ids:
                 raise ValueError(
-                    f"inputs must hold the mask token {self.tokenizer.mask_token!r} where something is to be sampled, "
+                    f"inputs must hold the mask token {self.spelling.mask_token!r} where something is to be sampled, "
                     f"got {item!r}"
                 )
             return ids
@@ -54,11 +56,11 @@ class EnergySamplingPipeline(GeneratingPipeline):
         if not is_whole(length) or length < 1:
             raise ValueError(f"inputs must be texts, or lengths from 1 up as n or {{'length': n}}, got {item!r}")
         config = self.model.config
-        masks = [config.mask_token_id] * length
+        masks = [self.spelling.mask_token_id] * length  # which `ready_model` has seen to be the model's
         return [*(config.prefix_token_ids or []), *masks, *(config.suffix_token_ids or [])]
 
-    def run_batch(self, rows: list[list[int]], numbers: list[int], **arguments) -> list[list[dict]]:
-        chains = range(self.resolved(**arguments).num_chains)
+    def run_batch(self, rows: list[list[int]], numbers: list[int], **arguments: Any) -> list[list[dict]]:
+        chains = range(self.resolved(**arguments).settings()["num_chains"])
         ids, attention_mask = pad_right([torch.tensor(row) for row in rows], padding_id(self.model))
         out = self.model.generate(
             ids,
@@ -70,8 +72,8 @@ class EnergySamplingPipeline(GeneratingPipeline):
         firsts = range(0, len(out.samples), len(chains))
         return [[sample for chain in chains for sample in self._samples(out, first + chain)] for first in firsts]
 
-    def _samples(self, out, row: int) -> list[dict]:
-        texts = self.tokenizer.batch_decode(out.samples[row], skip_special_tokens=True)
+    def _samples(self, out: ChainGenerationOutput, row: int) -> list[dict]:
+        texts = self.spelling.batch_decode(out.samples[row], skip_special_tokens=True)
         rates = {name: getattr(out.trace, name)[row].tolist() for name in ("acceptance_rate", "novel_rate")}
         return [
             {

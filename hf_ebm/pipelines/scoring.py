@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from hf_ebm.pipelines.rows import RowPipeline
 
 
@@ -19,17 +20,18 @@ class EnergyScoringPipeline(RowPipeline):
     """
 
     model_classes: ClassVar = (EnergyModel,)
+    model: EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
         return ("variant", "stride", "token_budget")
 
-    def prepared(self, item) -> str:
+    def prepared(self, item: object) -> str:
         if not isinstance(item, str):
             raise ValueError(f"inputs must be texts, got {type(item).__name__}")
         return item
 
-    def run_batch(self, rows: list[str], numbers: list[int], **arguments) -> list[dict]:
-        found = self.model.score(rows, self.tokenizer, **arguments)
+    def run_batch(self, rows: list[str], numbers: list[int], **arguments: Any) -> list[dict]:
+        found = self.model.score(rows, self.spelling, **arguments)
         return [
             {
                 "text": text,
@@ -43,7 +45,7 @@ class EnergyScoringPipeline(RowPipeline):
         ]
 
 
-def _pseudo_perplexity(found, row: int) -> float | None:
+def _pseudo_perplexity(found: ScoreOutput, row: int) -> float | None:
     if found.pseudo_perplexity is None or not int(found.num_tokens[row]):
         return None
     return float(found.pseudo_perplexity[row])

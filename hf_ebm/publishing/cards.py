@@ -149,8 +149,9 @@ def model_card(
         for metric, value in results.items()
         if math.isfinite(value)
     ]  # fmt: skip
+    languages = language if language is None or isinstance(language, str) else list(language)
     data = ModelCardData(
-        model_name=name, license=license, language=language, base_model=base_model,
+        model_name=name, license=license, language=languages, base_model=base_model,
         datasets=dataset, library_name="transformers", tags=sorted({"hf_ebm", *kind_tags, *tags}),
         eval_results=evaluations or None,
     )  # fmt: skip

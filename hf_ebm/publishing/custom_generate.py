@@ -12,25 +12,34 @@ A masked language model whose class has no `generate` (BERT, ModernBERT, ESM) ta
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hf_ebm.models.energy.modeling_energy import EnergyModel
 from hf_ebm.models.energy.token_roles import token_roles
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.vocabulary import num_embeddings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+
+    from hf_ebm.models.energy.generation_energy import Streamer
 
 
 def generate(
-    model,
-    inputs=None,
+    model: PreTrainedModel,
+    inputs: Tensor | None = None,
     generation_config: ChainGenerationConfig | None = None,
-    logits_processor=None,
-    stopping_criteria=None,
-    streamer=None,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    streamer: Streamer | None = None,
     *,
-    tokenizer=None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     energy: str = "local",
-    input_ids=None,
-    attention_mask=None,
-    **kwargs,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
 ) -> ChainGenerationOutput:
     """Samples sequences from `exp(-E)` of a masked language model, see `EnergyModel.generate` of hf_ebm.
 
@@ -56,7 +65,7 @@ def generate(
     )  # fmt: skip
     given = {**dict(zip(names, (prompt, attention_mask), strict=True)), **kwargs}
     given = {name: value for name, value in given.items() if value is not None}
-    sampler = EnergyModel(model, energy=energy, **token_roles(tokenizer, model.get_input_embeddings().weight.shape[0]))
+    sampler = EnergyModel(model, energy=energy, **token_roles(tokenizer, num_embeddings(model)))
     return sampler.generate(
         generation_config=generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
         streamer=streamer, **given,

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -53,7 +53,7 @@ def push_model(
     create_pr: bool = False,
     max_shard_size: int | str = "50GB",
     tags: list[str] | None = None,
-):
+) -> CommitInfo:
     """Creates the repository if there is none and uploads in one commit; see `PublishingMixin.push_to_hub`."""
     card = card or model_card(model, name=repo_id.rpartition("/")[2], repo_id=repo_id, tags=tags or ())
     with TemporaryDirectory() as folder:

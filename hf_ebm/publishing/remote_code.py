@@ -43,13 +43,16 @@ def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
         raise ValueError(f"folder: {folder} holds no config.json; save the model there first")
     inside = {type(module) for module in model.modules() if isinstance(module, PreTrainedModel)}
     classes = [type(model), *sorted((c for c in inside - {type(model)} if is_own(c)), key=lambda c: c.__name__)]
-    needed = [type(model).config_class, *classes]
+    config_class = type(model).config_class
+    if config_class is None:
+        raise ValueError(f"model: {type(model).__name__} states no config_class")
+    needed: list[type] = [config_class, *classes]
     written = {f"{ENTRY}.py": _entry(needed, classes[1:])}
     written |= {f"{_flat(name)}.py": _relative(name) for name in _closure([c.__module__ for c in needed])}
     for file, text in written.items():
         (folder / file).write_text(text, encoding="utf-8")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["auto_map"] = {"AutoConfig": f"{ENTRY}.{needed[0].__name__}"}
+    config["auto_map"] = {"AutoConfig": f"{ENTRY}.{config_class.__name__}"}
     config["auto_map"] |= {name: f"{ENTRY}.{classes[0].__name__}" for name in auto_classes(type(model))}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return sorted(written)
@@ -117,7 +120,10 @@ def _flat(module: str) -> str:
 
 
 def _source(module: str) -> str:
-    return Path(find_spec(module).origin).read_text(encoding="utf-8")
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{module} has no source")
+    return Path(spec.origin).read_text(encoding="utf-8")
 
 
 def _relative(module: str) -> str:
@@ -137,6 +143,7 @@ def _closure(modules: list[str]) -> list[str]:
         for node in ast.walk(ast.parse(_source(name))):
             if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == PACKAGE for alias in node.names):
                 raise ValueError(f"{name} imports {PACKAGE} as a whole, which can't be made relative")
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE:
-                waiting += [node.module] if not node.module.startswith(_LEFT_OUT) else []
+            source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if source.partition(".")[0] == PACKAGE and not source.startswith(_LEFT_OUT):
+                waiting.append(source)
     return sorted(found)

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class TensorCache(Protocol):
+    """A cache that isn't of keys and values: it gives its tensors itself, and is made of them again."""
+
+    def to_tensors(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor | None, ...]]: ...
+
+    @classmethod
+    def from_tensors(
+        cls, own: tuple[torch.Tensor, ...], shared: tuple[torch.Tensor | None, ...], length: int
+    ) -> TensorCache: ...
+
+    def get_seq_length(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -21,15 +36,14 @@ class DecoderState:
     own: tuple[torch.Tensor, ...]
     shared: tuple[torch.Tensor | None, ...]
     length: int
-    cache_class: type
+    cache_class: type[EncoderDecoderCache | TensorCache]
 
     def repeat(self, num_beams: int) -> DecoderState:
         """Each row `num_beams` times, side by side: from one beam to k equal ones."""
 
-        def of(tensors):
-            return tuple(None if t is None else t.repeat_interleave(num_beams, 0) for t in tensors)
-
-        return replace(self, own=of(self.own), shared=of(self.shared))
+        own = tuple(tensor.repeat_interleave(num_beams, 0) for tensor in self.own)
+        shared = tuple(None if t is None else t.repeat_interleave(num_beams, 0) for t in self.shared)
+        return replace(self, own=own, shared=shared)
 
     def mix(self, beam_weights: torch.Tensor) -> DecoderState:
         """The convex mix over beams: row i becomes `sum_j beam_weights[:, i, j] * row j`.
@@ -41,7 +55,7 @@ class DecoderState:
         """
         rows, beams, _ = beam_weights.shape
 
-        def of(tensor):
+        def of(tensor: torch.Tensor) -> torch.Tensor:
             flat = tensor.reshape(rows, beams, -1)
             return torch.bmm(beam_weights.to(flat.dtype), flat).view_as(tensor)
 
@@ -57,29 +71,40 @@ def empty_cache() -> EncoderDecoderCache:
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
-def state_from_cache(cache, encoder_hidden, attention_mask) -> DecoderState:
+def state_from_cache(
+    cache: EncoderDecoderCache | TensorCache,
+    encoder_hidden: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+) -> DecoderState:
     """Takes the tensors out of a model's cache.
 
-    A cache that isn't of keys and values gives them itself, by `to_tensors()`, and is made of them again by
-    `from_tensors(own, shared, length)`.
+    Raises:
+        ValueError: for a layer without keys and values.
     """
+    shared: tuple[torch.Tensor | None, ...]
     if isinstance(cache, EncoderDecoderCache):
-        own, shared = (
-            tuple(t for layer in part.layers for t in (layer.keys, layer.values))
-            for part in (cache.self_attention_cache, cache.cross_attention_cache)
-        )
+        own, shared = _keys_and_values(cache.self_attention_cache), _keys_and_values(cache.cross_attention_cache)
     else:
         own, shared = cache.to_tensors()
     return DecoderState(own, (encoder_hidden, attention_mask, *shared), cache.get_seq_length(), type(cache))
 
 
-def cache_from_state(state: DecoderState):
+def _keys_and_values(cache: Cache) -> tuple[torch.Tensor, ...]:
+    found: list[torch.Tensor] = []
+    for layer in cache.layers:
+        if not isinstance(layer, CacheLayerMixin) or layer.keys is None or layer.values is None:
+            raise ValueError(f"the cache has a layer without keys and values, {type(layer).__name__}")
+        found += [layer.keys, layer.values]
+    return tuple(found)
+
+
+def cache_from_state(state: DecoderState) -> EncoderDecoderCache | TensorCache:
     """A cache for one step of the model, which may grow it: the state's tensors are not touched."""
     kept = state.shared[2:]
-    if state.cache_class is not EncoderDecoderCache:
+    if not issubclass(state.cache_class, EncoderDecoderCache):
         return state.cache_class.from_tensors(state.own, kept, state.length)
-    cache = empty_cache()
-    for part, tensors in ((cache.self_attention_cache, state.own), (cache.cross_attention_cache, kept)):
+    cache, cross = empty_cache(), tuple(tensor for tensor in kept if tensor is not None)
+    for part, tensors in ((cache.self_attention_cache, state.own), (cache.cross_attention_cache, cross)):
         for layer in range(len(tensors) // 2):
             part.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
             cache.is_updated[layer] = True

@@ -7,9 +7,10 @@ of hard beam search.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -19,15 +20,19 @@ from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.relaxations.soft_top_k import soft_top_k
 
+if TYPE_CHECKING:
+    from hf_ebm.relaxations.decoder_state import DecoderState
+
+Result = TypeVar("Result")
 NORMALIZATIONS = ("local", "global")
 
 
 class Decoder(Protocol):
     """What the search needs of a decoder; `StepwiseDecoder` is one."""
 
-    def begin(self, embeddings: torch.Tensor, **inputs): ...
+    def begin(self, embeddings: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, DecoderState]: ...
 
-    def step(self, embeddings: torch.Tensor, state): ...
+    def step(self, embeddings: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]: ...
 
     def expected_embedding(self, token_weights: torch.Tensor) -> torch.Tensor: ...
 
@@ -45,7 +50,7 @@ class SoftBeamSettings:
     normalization: str = "local"  # "local": log-probabilities; "global": logits
     checkpoint_steps: bool = False  # recompute each step's activations in the backward pass
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
         if not self.alpha > 0:
@@ -105,7 +110,9 @@ def relaxed_beam_search(
     all_costs = check_costs(cost(labels, vocab_size), labels, vocab_size).to(logits)
     scores = costs = logits.new_zeros(rows, 1)
 
-    def select(logits, scores, costs, step):
+    def select(
+        logits: torch.Tensor, scores: torch.Tensor, costs: torch.Tensor, step: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """One recurrence: new scores, costs, input embeddings, soft backpointers, and the hard choices."""
         successors = scores[:, :, None] + token_scores(logits, settings.normalization).reshape(rows, -1, vocab_size)
         step_costs = cost_of_tokens(all_costs, labels, step, vocab_size)
@@ -126,7 +133,9 @@ def relaxed_beam_search(
     state, choices = state.repeat(beams), [hard]
     for step in range(1, labels.shape[1]):
 
-        def advance(embeddings, scores, costs, state, step=step):
+        def advance(
+            embeddings: torch.Tensor, scores: torch.Tensor, costs: torch.Tensor, state: DecoderState, step: int = step
+        ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DecoderState, tuple[torch.Tensor, torch.Tensor]]:
             logits, state = decoder.step(embeddings.flatten(0, 1), state)
             scores, costs, embeddings, beam_weights, hard = select(logits, scores, costs, step)
             return scores, costs, embeddings, state.mix(beam_weights), hard
@@ -137,7 +146,7 @@ def relaxed_beam_search(
     return SoftBeamResult(scores, costs, torch.stack(backpointers), torch.stack(tokens))
 
 
-def _run(step, settings: SoftBeamSettings, *arguments):
+def _run(step: Callable[..., Result], settings: SoftBeamSettings, *arguments: Any) -> Result:
     if not settings.checkpoint_steps:
         return step(*arguments)
     return checkpoint(step, *arguments, use_reentrant=False)
@@ -145,7 +154,7 @@ def _run(step, settings: SoftBeamSettings, *arguments):
 
 def direct_loss(result: SoftBeamResult, alpha: float) -> torch.Tensor:
     """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (algorithm 1, line 18)."""
-    return ((alpha * result.scores).softmax(-1) * result.costs).sum(-1)
+    return (_beam_weights(result.scores, alpha) * result.costs).sum(-1)
 
 
 def hinge_loss(result: SoftBeamResult, gold_scores: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -155,8 +164,15 @@ def hinge_loss(result: SoftBeamResult, gold_scores: torch.Tensor, alpha: float) 
         result: of a cost-augmented search.
         gold_scores: s(y*), (B,), of the same normalization.
     """
-    best = ((alpha * result.scores).softmax(-1) * result.scores).sum(-1)
+    best = (_beam_weights(result.scores, alpha) * result.scores).sum(-1)
     return (best - gold_scores).clamp_min(0)
+
+
+def _beam_weights(scores: torch.Tensor, alpha: float) -> torch.Tensor:
+    """`softmax(alpha * scores)`, (B, k); of `inf`, the best beam alone."""
+    if math.isinf(alpha):
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
+    return (alpha * scores).softmax(-1)
 
 
 def gold_scores(logits: torch.Tensor, labels: torch.Tensor, normalization: str) -> torch.Tensor:

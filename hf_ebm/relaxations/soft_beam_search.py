@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, token_scores
-from hf_ebm.relaxations.soft_top_k import soft_top_k
+from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 
 # Score of what cannot be selected: finite, so that differences are, and below any score of a model.
@@ -22,7 +24,7 @@ def soft_beam_search(
     generation_config: GenerationConfig,
     alpha: float = 10.0,
     normalization: str = "local",
-    **model_kwargs,
+    **model_kwargs: Any,
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
     """Decodes any sequence-to-sequence model by relaxed beam search:
     `model.generate(**inputs, num_beams=4, custom_generate=soft_beam_search, alpha=10.0, normalization="global")`.
@@ -62,7 +64,7 @@ def soft_beam_search(
         )
     hypotheses = _Hypotheses(input_ids, logits.dtype, settings, generation_config)
     while True:
-        scores = logits_processor(hypotheses.flat, token_scores(logits, normalization))
+        scores = logits_processor(hypotheses.flat, token_scores(logits, normalization))  # type: ignore[arg-type]  # any ids
         successors = (hypotheses.scores[..., None] + scores.unflatten(0, (-1, settings.num_beams))).clamp_min(
             _FORBIDDEN
         )
@@ -81,7 +83,13 @@ def soft_beam_search(
 class _Hypotheses:
     """The running hypotheses of B inputs, and the best k finished ones of each."""
 
-    def __init__(self, input_ids, dtype, settings: SoftBeamSettings, generation_config: GenerationConfig):
+    def __init__(
+        self,
+        input_ids: torch.Tensor,
+        dtype: torch.dtype,
+        settings: SoftBeamSettings,
+        generation_config: GenerationConfig,
+    ):
         beams = settings.num_beams
         self.settings, self.config = settings, generation_config
         self.running = input_ids.unflatten(0, (-1, beams))  # (B, k, t)
@@ -130,7 +138,7 @@ class _Hypotheses:
         kept_scores = best.masked_fill(ending | stopped, _FORBIDDEN)
         return successors.flatten(1).scatter(1, indices, kept_scores).view_as(successors)
 
-    def extend(self, chosen) -> None:
+    def extend(self, chosen: SoftSelection) -> None:
         self.scores = chosen.scores
         self.running = self._extended(chosen.beam_weights.argmax(-1), chosen.token_weights.argmax(-1))
 
@@ -151,7 +159,7 @@ class _Hypotheses:
         self.open = self.open & ~full
         return not bool(self.open.any())
 
-    def best(self, config: GenerationConfig):
+    def best(self, config: GenerationConfig) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
         wanted = config.num_return_sequences or 1
         sequences, scores = self.finished[:, :wanted].flatten(0, 1), self.finished_scores[:, :wanted].flatten()
         if not config.return_dict_in_generate:

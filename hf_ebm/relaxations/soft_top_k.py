@@ -6,7 +6,7 @@ Goyal, Neubig, Dyer and Berg-Kirkpatrick 2018, algorithm 1 (lines 6 to 12).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,7 +64,9 @@ class _SoftTopK(torch.autograd.Function):
     """Takes flat scores (B, k_old * V) and their largest values (B, k)."""
 
     @staticmethod
-    def forward(ctx, flat, best, alpha, vocab_size):
+    def forward(
+        ctx: Any, flat: torch.Tensor, best: torch.Tensor, alpha: float, vocab_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(flat, best)
         ctx.alpha, ctx.vocab_size = alpha, vocab_size
         scores, beams, tokens = [], [], []
@@ -78,7 +80,9 @@ class _SoftTopK(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, scores_grad, beams_grad, tokens_grad):
+    def backward(
+        ctx: Any, scores_grad: torch.Tensor, beams_grad: torch.Tensor, tokens_grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         flat, best = ctx.saved_tensors
         flat_grad, best_grad = torch.zeros_like(flat), torch.zeros_like(best)
         for i in range(best.shape[1]):

@@ -9,6 +9,7 @@ embedding, which some models apply inside their embedding module and some in the
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
+from hf_ebm.vocabulary import num_embeddings
 
 _PROBE_LENGTH = 5
 # Of models that have been calibrated: `generate` makes a decoder for every batch.
@@ -70,15 +72,18 @@ class StepwiseDecoder:
 
     def gold_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's inputs under teacher forcing, (B, T): labels shifted right as the model itself does it."""
-        if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
-            return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None:
+            return shift(labels=labels)
         # A few families shift inside their forward alone, all by one start token.
         config = self.model.config
         start = labels.new_full((len(labels), 1), config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], 1)
         return shifted.masked_fill(shifted == IGNORED, config.pad_token_id)
 
-    def begin(self, embeddings: torch.Tensor, *, model: nn.Module | None = None, **encoder_inputs):
+    def begin(
+        self, embeddings: torch.Tensor, *, model: nn.Module | None = None, **encoder_inputs: Any
+    ) -> tuple[torch.Tensor, DecoderState]:
         """Encodes, and decodes the first step.
 
         Args:
@@ -95,10 +100,11 @@ class StepwiseDecoder:
             ValueError: if decoder layers would be dropped at random, or activations recomputed without the cache.
         """
         self._check_mode()
+        takes_cache = getattr(self.model, "_supports_default_dynamic_cache", lambda: False)
         outputs = (self.model if model is None else model)(
             **encoder_inputs,
             decoder_inputs_embeds=embeddings[:, None],
-            cache=empty_cache() if self.model._supports_default_dynamic_cache() else None,  # else it makes its own
+            cache=empty_cache() if takes_cache() else None,  # else it makes its own
             use_cache=True,
             return_dict=True,
         )
@@ -117,7 +123,9 @@ class StepwiseDecoder:
         )
         return self._taken(outputs, hidden, attention_mask, state.length + 1)
 
-    def _taken(self, outputs, hidden, attention_mask, length):
+    def _taken(
+        self, outputs: Any, hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, length: int
+    ) -> tuple[torch.Tensor, DecoderState]:
         if outputs.cache is None or outputs.cache.get_seq_length() != length:
             raise ValueError(f"{type(self.model).__name__} did not keep its cache; it cannot be decoded step by step")
         return at_least_float32(outputs.logits[:, -1]), state_from_cache(outputs.cache, hidden, attention_mask)
@@ -147,25 +155,25 @@ class StepwiseDecoder:
             tolerance = (1e3 if single else 16) * torch.finfo(reference.dtype).eps
             reference = at_least_float32(reference)
             tolerance *= float(reference.abs().max().clamp_min(1))
-            errors = {}
+            errors: dict[float, float] = {}
             for scale in _scales(self.model):
                 self.scale = scale
                 found = self.model(**inputs, decoder_inputs_embeds=self.embed(ids), use_cache=False).logits
                 errors[scale] = float((found - reference).abs().max())
-            self.scale = min(errors, key=errors.get)
+            self.scale = min(errors, key=errors.__getitem__)
             steps = []
             logits, state = self.begin(self.embed(ids[:, 0]), **inputs)
             for position in range(1, ids.shape[1] + 1):
                 steps.append(logits)
                 if position < ids.shape[1]:
                     logits, state = self.step(self.embed(ids[:, position]), state)
-            errors["step by step"] = float((torch.stack(steps, 1) - reference).abs().max())
+            stepwise_error = float((torch.stack(steps, 1) - reference).abs().max())
         except (TypeError, AttributeError, RuntimeError, IndexError, ValueError, KeyError) as error:
             raise ValueError(f"{name} cannot be decoded step by step on embeddings: {error}") from error
-        if not max(errors[self.scale], errors["step by step"]) <= tolerance:
+        if not max(errors[self.scale], stepwise_error) <= tolerance:
             raise ValueError(
                 f"{name} cannot be decoded step by step on embeddings: its logits differ from those of token ids by "
-                f"{errors[self.scale]:.1e} at once and {errors['step by step']:.1e} step by step"
+                f"{errors[self.scale]:.1e} at once and {stepwise_error:.1e} step by step"
             )
 
 
@@ -181,7 +189,7 @@ def _scales(model: PreTrainedModel) -> list[float]:
     return list(dict.fromkeys([1.0, *(float(getattr(module, "embed_scale", 1.0)) for module in modules)]))
 
 
-def _probe(model: PreTrainedModel):
+def _probe(model: PreTrainedModel) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
     """Encoder inputs, decoder ids (2, T) and the logits the model gives them, without touching the random state."""
     generator = torch.Generator().manual_seed(0)
 
@@ -191,7 +199,7 @@ def _probe(model: PreTrainedModel):
         return ids.to(_embedding(model).weight.device)
 
     ids = draw(_embedding(model).num_embeddings)
-    source = draw(model.get_input_embeddings().num_embeddings)
+    source = draw(num_embeddings(model))
     inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
     reference = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
     return inputs, ids, reference

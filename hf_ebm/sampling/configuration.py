@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_ebm.generation_settings import GenerationSettings, is_whole
 
@@ -91,6 +91,34 @@ class ChainGenerationConfig(GenerationSettings):
     """
 
     defaults = _DEFAULTS
+    kernel: str | None
+    lengths: int | list[int] | dict[int, float] | None
+    num_chains: int | None
+    num_epochs: int | None
+    burn_in: int | None
+    thinning: int | None
+    seed: int | None
+    block_size: int | list[int] | None
+    final_block_size: int | None
+    block_fill: str | None
+    block_layout: str | None
+    order: str | None
+    energy_temperature: float | None
+    energy_temperature_decay: float | None
+    min_energy_temperature: float | None
+    proposal_temperature: float | None
+    proposal_top_k: int | None
+    proposal_top_p: float | None
+    proposal_epsilon: float | None
+    exclude_current: bool | None
+    delayed_acceptance: int | None
+    warm_start: str | None
+    accept_all_epochs: int | None
+    suppress_tokens: list[int] | None
+
+    if TYPE_CHECKING:
+
+        def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> ResolvedChainConfig: ...
 
     def _normalize(self) -> None:
         if isinstance(self.lengths, dict):
@@ -144,7 +172,7 @@ class ChainGenerationConfig(GenerationSettings):
         floor, start = self.min_energy_temperature, self.energy_temperature
         if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
             raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
-        for name in _WITHOUT_EFFECT.get(self.kernel, ()):
+        for name in _WITHOUT_EFFECT.get(self.kernel or "", ()):
             if getattr(self, name) not in (None, _DEFAULTS[name]):
                 raise ValueError(f"{name} has no effect with kernel {self.kernel!r}, so setting it contradicts it")
         if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.kernel in (None, "metropolis_hastings"):
@@ -154,6 +182,31 @@ class ChainGenerationConfig(GenerationSettings):
             )
 
 
-def _whole_key(length):
+if TYPE_CHECKING:
+
+    class ResolvedChainConfig(ChainGenerationConfig):
+        """What `resolved` gives, for type checkers: what has a default is set, and so is the seed once it is drawn."""
+
+        kernel: str
+        num_chains: int
+        num_epochs: int
+        burn_in: int
+        thinning: int
+        seed: int
+        block_size: int | list[int]
+        block_fill: str
+        block_layout: str
+        order: str
+        energy_temperature: float
+        energy_temperature_decay: float
+        min_energy_temperature: float
+        proposal_temperature: float
+        proposal_epsilon: float
+        exclude_current: bool
+        warm_start: str
+        accept_all_epochs: int
+
+
+def _whole_key(length: Any) -> Any:
     """JSON turns the keys of a dict into strings; anything else that is no whole number is left to `validate`."""
     return int(length) if isinstance(length, str) and length.isdecimal() else length

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import NamedTuple
 
 from torch import Tensor
 
 
-def import_arviz():
+def import_arviz() -> ModuleType:
     """ArviZ, without the notice of its next major version that it prints when imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers.utils import ModelOutput
 
+from hf_ebm.model_outputs import model_output
 from hf_ebm.sampling.diagnostics import import_arviz
 from hf_ebm.sampling.run import ChainRun, Trace
 
+if TYPE_CHECKING:
+    # Transformers demands what the code of a checkpoint imports, but for what it tries to import.
+    try:  # noqa: SIM105
+        from arviz import InferenceData
+    except ImportError:
+        pass
 
-@dataclass
+
+@model_output
 class ChainGenerationOutput(ModelOutput):
     """C chains and what is known about them, all on the CPU: those of the first prompt, then those of the second, …
 
@@ -23,26 +33,26 @@ class ChainGenerationOutput(ModelOutput):
         trace: per chain and epoch, see `Trace`.
         kept_epochs: numbers of the epochs the samples were kept after.
         prompt_indices, chain_indices: (C,) prompt of each chain and its number among that prompt's chains.
-        mean_log_probabilities: (C,) with `kernel="mask_predict"`, mean log probability of the filled tokens.
+        mean_log_probabilities: (C,) with `kernel="mask_predict"`, mean log probability of the filled tokens (float64).
         num_masked_rows: masked rows run through the masked language model.
         seed: the seed used.
         run: the run itself; `run.save(folder)` writes a state that `generate(resume_from=folder)` goes on from.
     """
 
-    sequences: torch.LongTensor | None = None
-    attention_mask: torch.LongTensor | None = None
-    samples: torch.LongTensor | None = None
-    energies: torch.DoubleTensor | None = None
-    trace: Trace | None = None
-    kept_epochs: tuple[int, ...] | None = None
-    prompt_indices: torch.LongTensor | None = None
-    chain_indices: torch.LongTensor | None = None
-    mean_log_probabilities: torch.DoubleTensor | None = None
-    num_masked_rows: int | None = None
-    seed: int | None = None
-    run: ChainRun | None = None
+    sequences: Tensor
+    attention_mask: Tensor
+    samples: Tensor
+    energies: Tensor
+    trace: Trace
+    kept_epochs: tuple[int, ...]
+    prompt_indices: Tensor
+    chain_indices: Tensor
+    mean_log_probabilities: Tensor | None
+    num_masked_rows: int
+    seed: int
+    run: ChainRun
 
-    def to_inference_data(self):
+    def to_inference_data(self) -> InferenceData:
         """The kept energies as `arviz.InferenceData`: variable `energy` with dimensions (chain, draw, prompt).
 
         `arviz.rhat(data, method="split")` and `arviz.ess(data, method="bulk")` (or `"tail"`) then diagnose each prompt.
@@ -55,7 +65,7 @@ class ChainGenerationOutput(ModelOutput):
             raise ValueError("to_inference_data needs kept samples and the same number of chains for every prompt")
         kept = torch.tensor(self.kept_epochs)
 
-        def by_prompt(values: torch.Tensor):
+        def by_prompt(values: Tensor) -> np.ndarray:
             chains = [values[self.prompt_indices == prompt] for prompt in prompts]
             return torch.stack(chains, -1).numpy()  # (chain, draw, prompt)
 

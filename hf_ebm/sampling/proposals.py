@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.energies import token_energy
-from hf_ebm.scoring.rows import MaskedRows
+from hf_ebm.scoring.rows import MaskedRows, Reducer
 
 
 class Warp:
@@ -40,7 +40,8 @@ class Warp:
         plain = logits.log_softmax(-1)
         if not len(self.processors):
             return plain
-        warped = self.processors(ids, logits).masked_fill(~self.support, -torch.inf).log_softmax(-1)
+        warped = self.processors(ids, logits)  # type: ignore[arg-type]  # they take any tensor of ids
+        warped = warped.masked_fill(~self.support, -torch.inf).log_softmax(-1)
         if bool(warped.isnan().any()):
             raise ValueError("logits_processor: it left no token that may be proposed at some position")
         if self.epsilon == 0:
@@ -143,7 +144,7 @@ def propose(
     return Proposed(new_ids, log_forward, log_reverse, known, terms * known)
 
 
-def _drawer(current: Tensor, uniforms: Tensor, energy: str, warp: Warp):
+def _drawer(current: Tensor, uniforms: Tensor, energy: str, warp: Warp) -> Reducer:
     """Reducer to (n, P, 4): token drawn, its log probability, that of going back, and its energy term."""
 
     def reduce(logits: Tensor, n: Tensor, ids: Tensor) -> Tensor:
@@ -157,7 +158,9 @@ def _drawer(current: Tensor, uniforms: Tensor, energy: str, warp: Warp):
     return reduce
 
 
-def _fill_sequentially(ids, chains, positions, size, uniforms, target: Target, warp: Warp) -> Proposed:
+def _fill_sequentially(
+    ids: Tensor, chains: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, warp: Warp
+) -> Proposed:
     everyone = torch.arange(len(ids), device=ids.device)
     new_ids = ids.clone()
     log_forward = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
@@ -185,7 +188,9 @@ def _fill_sequentially(ids, chains, positions, size, uniforms, target: Target, w
     return Proposed(new_ids, log_forward, log_reverse, known, terms)
 
 
-def _reverse_of_sequential(ids, new_ids, chains, positions, differs_before, target: Target, warp: Warp) -> Tensor:
+def _reverse_of_sequential(
+    ids: Tensor, new_ids: Tensor, chains: Tensor, positions: Tensor, differs_before: Tensor, target: Target, warp: Warp
+) -> Tensor:
     """(n,) log probability of the reverse moves whose context differs from the forward one: one row each."""
     result = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     source, j = differs_before.nonzero(as_tuple=True)

@@ -7,7 +7,7 @@ import json
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -115,7 +115,7 @@ class ChainRun:
         digest = hashlib.sha256(blob).hexdigest()
         # The tensors get a name of their own; the JSON that names them is put in place last.
         tensor_file = f"chains-{digest[:16]}.safetensors"
-        header = {
+        header: dict[str, Any] = {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
             "kept": self.kept,
@@ -147,7 +147,7 @@ class ChainRun:
             if hashlib.sha256(blob).hexdigest() != header["sha256"]:
                 raise ValueError(f"{header['tensors']} is not what was written")
             tensors = load(blob)
-            parts = {
+            parts: dict[str, Any] = {
                 "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
                 "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
             }

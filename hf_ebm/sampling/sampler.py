@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,13 +12,15 @@ from torch import Tensor
 from transformers.utils import logging
 
 from hf_ebm.sampling.blocks import chain_blocks, stack_blocks
-from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
 from hf_ebm.sampling.proposals import Warp
 from hf_ebm.sampling.run import ChainRun
 from hf_ebm.sampling.schedules import block_size_at, temperature_at
 from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
 
@@ -37,7 +39,7 @@ def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
 
 def run_epoch(
     run: ChainRun,
-    config: ChainGenerationConfig,
+    config: ResolvedChainConfig,
     keys: list[ChainKey],
     target: Target,
     warp: Warp,
@@ -88,7 +90,7 @@ def run_epoch(
 
 
 def epoch_steps(
-    free: Tensor, keys: list[ChainKey], config: ChainGenerationConfig, size: int, epoch: int
+    free: Tensor, keys: list[ChainKey], config: ResolvedChainConfig, size: int, epoch: int
 ) -> list[StepBlock]:
     """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
     columns = free.cpu().numpy()
@@ -112,11 +114,11 @@ def epoch_steps(
             fill[step, chain, : len(block)] = fill_numbers[chain][used : used + len(block)]
             accept[step, chain] = accept_numbers[chain][step]
             used += len(block)
-    fill, accept = torch.from_numpy(fill).to(free.device), torch.from_numpy(accept).to(free.device)
-    return [StepBlock(blocks.positions[s], blocks.size[s], fill[s], accept[s]) for s in range(steps)]
+    fills, accepts = torch.from_numpy(fill).to(free.device), torch.from_numpy(accept).to(free.device)
+    return [StepBlock(blocks.positions[s], blocks.size[s], fills[s], accepts[s]) for s in range(steps)]
 
 
-def _warn_if_outside(info: StepInfo, config: ChainGenerationConfig) -> None:
+def _warn_if_outside(info: StepInfo, config: ResolvedChainConfig) -> None:
     if config.proposal_epsilon == 0 and bool(info.outside_support.any()):
         logger.warning_once(
             "A chain holds a token that its truncated proposal cannot propose, so it cannot move there. Raise "

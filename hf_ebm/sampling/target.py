@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.scoring.energies import energy_terms
+from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import EncoderContext, RowRunner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
@@ -47,6 +49,7 @@ class Target:
         support: (V,) bool, the tokens a free position may hold.
         context: encoder states per chain, for encoder-decoder models.
         extra: further energies. A hard constraint returns infinity where it is violated.
+        memory: keeps the rows that gave the energy of each chain's state, which proposals for one position read again.
     """
 
     runner: RowRunner
@@ -57,6 +60,7 @@ class Target:
     support: Tensor
     context: EncoderContext | None = None
     extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
+    memory: RowMemory | None = None
 
     def sequences(self, ids: Tensor, chains: Tensor) -> Sequences:
         """`ids` (N, T) as sequences, `ids[n]` being a state of chain `chains[n]`."""
@@ -64,7 +68,7 @@ class Target:
         context = self.context
         if context is not None:
             context = EncoderContext(context.states[chains], context.lengths[on_cpu])
-        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains)
+        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains, self.memory)
 
     def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
         """Energy terms (N, T) of `ids` at `wanted` (N, T), 0 elsewhere, float64. One masked row per term."""
@@ -95,7 +99,14 @@ class Target:
     def state(self, ids: Tensor) -> ChainState:
         """The state of all chains at `ids` (C, T), every term evaluated."""
         chains = torch.arange(len(ids), device=ids.device)
-        return ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
+        state = ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
+        self.keep_rows(ids, chains)
+        return state
+
+    def keep_rows(self, ids: Tensor, chains: Tensor) -> None:
+        """Notes that `chains` (n,) are now at `ids` (n, T)."""
+        if self.memory is not None:
+            self.memory.keep(chains, ids, self.runner.known_mask_id)
 
 
 class TextEnergy:
@@ -106,7 +117,7 @@ class TextEnergy:
         tokenizer: decodes the sampler's ids; special tokens are left out of the text.
     """
 
-    def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer):
+    def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer: PreTrainedTokenizerBase):
         self.function, self.tokenizer = function, tokenizer
 
     def __call__(self, ids: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def scores_in_contexts(
     rows, total = torch.arange(len(contexts), device=tokens.device), len(before) + length + len(behind)
     found = []
     for t in range(length):
-        free = torch.cat([contexts[:, :t], contexts.new_full((len(contexts), 1), tokens[0]), contexts[:, t:]], 1)
+        free = torch.cat([contexts[:, :t], tokens[:1].expand(len(contexts), 1), contexts[:, t:]], 1)
         ids = torch.cat([around[0], free, around[1]], 1)
         ends = torch.zeros(len(ids), dtype=torch.long), torch.full((len(ids),), total)
         position = torch.full((len(ids), 1), len(before) + t, device=tokens.device)
@@ -72,7 +72,7 @@ def conditional_log_probs(
     others = scored[source[which]].scatter(1, position[which, None], False)
     energies = own.new_zeros(len(which))
     if bool(others.any()):
-        together = not getattr(runner.position_logits.model, "reads_own_token", True)
+        together = not getattr(getattr(runner.position_logits, "model", None), "reads_own_token", True)
         energies = (_sums_of_whole_rows if together else _sums_of_masked_rows)(runner, variants, others, energy)
     return (own - energies.view(len(source), count)).log_softmax(-1)
 

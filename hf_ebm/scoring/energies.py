@@ -1,6 +1,6 @@
 """Energies of a masked language model (methods: thesis ch. 6, eq. for E_raw and E_local).
 
-With `z_t` the logits at position t of the sequence in which only t is masked, and S the scored positions,
+With `z_t` the logits at position t of the sequence in which only t is masked, and S the scored positions::
 
     E_raw(y)   = - sum_{t in S} z_t[y_t]
     E_local(y) = - sum_{t in S} log_softmax(z_t)[y_t]        (minus the pseudo-log-likelihood)

@@ -7,9 +7,11 @@ so the model's own forward applies its own head to them. Whether that equals the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging
+from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import evaluation_mode
 
@@ -38,11 +40,12 @@ class PositionLogits:
         self.input_name = input_name
         self._verified: dict[tuple, bool] = {}
 
-    def __call__(self, input_ids: Tensor, positions: Tensor, **inputs) -> Tensor:
+    def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         inputs = {self.input_name: input_ids, "return_dict": True, **inputs}
-        if positions.shape[1] >= input_ids.shape[1] or not self._hook_holds(inputs, positions):
+        base = self.base
+        if positions.shape[1] >= input_ids.shape[1] or not self._hook_holds(base, inputs, positions) or base is None:
             return gather_positions(self.model(**inputs).logits, positions)
-        return self._hooked(inputs, positions)
+        return self._hooked(base, inputs, positions)
 
     @property
     def base(self) -> nn.Module | None:
@@ -50,24 +53,24 @@ class PositionLogits:
         base = getattr(self.model, getattr(self.model, "base_model_prefix", "") or "-", None)
         return base if isinstance(base, nn.Module) and base is not self.model else None
 
-    def _hooked(self, inputs: dict, positions: Tensor) -> Tensor:
-        def keep_positions(module, args, output):
+    def _hooked(self, base: nn.Module, inputs: dict, positions: Tensor) -> Tensor:
+        def keep_positions(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
             first = next(iter(output.keys()))
             output[first] = gather_positions(output[first], positions)
             return output
 
-        handle = self.base.register_forward_hook(keep_positions)
+        handle = base.register_forward_hook(keep_positions)
         try:
             return self.model(**inputs).logits
         finally:
             handle.remove()
 
-    def _hook_holds(self, inputs: dict, positions: Tensor) -> bool:
+    def _hook_holds(self, base: nn.Module | None, inputs: dict, positions: Tensor) -> bool:
         """Compares the hooked forward with the full one, once per dtype and device, on at most two rows."""
         device = inputs[self.input_name].device.type
         key = (next(self.model.parameters()).dtype, device, torch.is_autocast_enabled(device))
         if key not in self._verified:
-            verdict = self.base is not None and self._verify(inputs, positions)
+            verdict = base is not None and self._verify(base, inputs, positions)
             if verdict is None:
                 return False
             self._verified[key] = verdict
@@ -79,7 +82,7 @@ class PositionLogits:
         return self._verified[key]
 
     @torch.no_grad()
-    def _verify(self, inputs: dict, positions: Tensor) -> bool | None:
+    def _verify(self, base: nn.Module, inputs: dict, positions: Tensor) -> bool | None:
         """Whether the two agree; `None` where logits that aren't finite leave it open."""
         few = {name: _first_rows(value, 2) for name, value in inputs.items()}
         with evaluation_mode(self.model):
@@ -87,7 +90,7 @@ class PositionLogits:
             if not bool(full.isfinite().all()):
                 return None
             try:
-                hooked = self._hooked(few, positions[:2])
+                hooked = self._hooked(base, few, positions[:2])
             except Exception as error:  # whatever the model's own code raises on fewer positions
                 logger.info(f"{type(self.model).__name__}: head at chosen positions failed with {error!r}")
                 return False
@@ -97,7 +100,7 @@ class PositionLogits:
         return bool(((hooked - full).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(full.dtype, 1e-4))
 
 
-def _first_rows(value, count: int):
+def _first_rows(value: Any, count: int) -> Any:
     if isinstance(value, Tensor):
         return value[:count]
     if isinstance(value, tuple):

@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_ebm.scoring.row_memory import RowMemory
+
 logger = logging.get_logger(__name__)
 
 # What a token in flight and a logit (in float32, its softmax and its gradient) are taken to weigh in memory.
 _BYTES_PER_TOKEN, _BYTES_PER_LOGIT = 65_536, 12
+
+
+# `(logits (n, P, V), row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`, see `RowRunner.__call__`.
+Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Sequences(NamedTuple):
@@ -28,7 +34,8 @@ class Sequences(NamedTuple):
         ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
         start, stop: (B,) bounds of each sequence, on the CPU.
         context: further model inputs per sequence, or `None` (see `EncoderContext`).
-        numbers: (B,) what a sequence is called in errors; by default its row.
+        numbers: (B,) what a sequence is called in errors and in `memory`; by default its row.
+        memory: where rows with a single position, masked and read, are looked up and noted.
     """
 
     ids: Tensor
@@ -36,6 +43,12 @@ class Sequences(NamedTuple):
     stop: Tensor
     context: EncoderContext | None = None
     numbers: Tensor | None = None
+    memory: RowMemory | None = None
+
+    @property
+    def names(self) -> Tensor:
+        """(B,) `numbers`, or the rows themselves."""
+        return torch.arange(len(self.ids), device=self.ids.device) if self.numbers is None else self.numbers
 
 
 class BadLogitsError(ValueError):
@@ -97,7 +110,7 @@ class RowRunner:
         prepare: turns a chunk's ids and context into model inputs `(ids, inputs)`, for encoder-decoder models.
 
     Attributes:
-        num_rows: how many masked rows have been run so far.
+        num_rows: how many masked rows have been run so far; those found in a memory don't count.
         dtype: of the logits as the model returned them last.
     """
 
@@ -119,9 +132,14 @@ class RowRunner:
         self.num_rows = 0
         self.dtype: torch.dtype | None = None
 
-    def __call__(
-        self, sequences: Sequences, rows: MaskedRows, reduce: Callable[[Tensor, Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    @property
+    def known_mask_id(self) -> int:
+        """The mask token's id. Raises `ValueError` where there is none."""
+        if self.mask_token_id is None:
+            raise ValueError("mask_token_id is not set, so nothing can be masked")
+        return self.mask_token_id
+
+    def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
         """Runs every row and returns `reduce`'s results in the order of the rows.
 
         Args:
@@ -154,7 +172,6 @@ class RowRunner:
                 logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
                 if sequences.ids.is_cuda:
                     torch.cuda.empty_cache()
-        self.num_rows += len(rows.source)
         stacked = torch.cat(results)
         if len(order) == 1 and torch.equal(order[0], torch.arange(len(rows.source))):
             return stacked
@@ -175,39 +192,65 @@ class RowRunner:
             by_length[key].append(number)
         return [torch.tensor(by_length[key]) for key in sorted(by_length)]
 
-    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, reduce) -> Tensor:
-        device = sequences.ids.device
-        on_device = numbers.to(device)
-        source = rows.source[on_device]
-        ids = sequences.ids[source]
-        if rows.masked.shape[1]:
-            ids = ids.scatter(1, rows.masked[on_device], self.mask_token_id)
+    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, reduce: Reducer) -> Tensor:
+        """Results of some rows of one length."""
+        on_device = numbers.to(sequences.ids.device)
+        some = MaskedRows(*(part[on_device] for part in rows))
+        ids = sequences.ids[some.source]
+        if some.masked.shape[1]:
+            ids = ids.scatter(1, some.masked, self.known_mask_id)
+        logits = self._logits(sequences, some, ids)
+        return reduce(logits, on_device, _attended(sequences, some.source, ids))
+
+    def _logits(self, sequences: Sequences, rows: MaskedRows, ids: Tensor) -> Tensor:
+        """Logits (n, P, V) of rows whose masked ids (n, T) are given, from the memory as far as they are in it."""
+        memory = sequences.memory
+        if memory is None or rows.masked.shape[1] != 1 or not torch.equal(rows.masked, rows.read):
+            return self._forward(sequences, rows, ids)
+        names, column = sequences.names[rows.source], rows.read[:, 0]
+        found = memory.find(names, column, ids)
+        if bool(found.all()):
+            return memory.read(names, column)[:, None]
+        missing = ~found
+        fresh = self._forward(sequences, MaskedRows(*(part[missing] for part in rows)), ids[missing])
+        memory.write(names[missing], column[missing], ids[missing], fresh[:, 0])
+        if not bool(found.any()):
+            return fresh
+        logits = fresh.new_empty((len(ids), *fresh.shape[1:]))
+        logits[missing], logits[found] = fresh, memory.read(names[found], column[found])[:, None]
+        return logits
+
+    def _forward(self, sequences: Sequences, rows: MaskedRows, ids: Tensor) -> Tensor:
+        source, device = rows.source, ids.device
         first = source[:1].cpu()
-        length = int((sequences.stop - sequences.start)[first])
-        start = sequences.start[source.cpu()]
-        if bool((start == start[0]).all()):
-            ids = ids[:, int(start[0]) : int(start[0]) + length]
-        else:
-            ids = ids.gather(1, start.to(device)[:, None] + torch.arange(length, device=device))
         context = None
         if sequences.context is not None:
             size = int(sequences.context.lengths[first])
             context = EncoderContext(sequences.context.states[source, :size], sequences.context.lengths[source.cpu()])
-        model_ids, inputs = self.prepare(ids, context)
-        positions = rows.read[on_device] - start.to(device)[:, None]
+        model_ids, inputs = self.prepare(_attended(sequences, source, ids), context)
+        positions = rows.read - sequences.start[source.cpu()].to(device)[:, None]
         logits = self.position_logits(model_ids, positions, **inputs).to(device)
         self.dtype = logits.dtype
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        names = source if sequences.numbers is None else sequences.numbers[source]
-        _check_finite(logits.detach(), names, rows.read[on_device])
-        return reduce(logits, on_device, ids)
+        _check_finite(logits.detach(), sequences.names[source], rows.read)
+        self.num_rows += len(ids)
+        return logits
 
     def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:
         """Tokens one row of a group counts for: its length, or what weighs as much as its logits if that is more."""
         first = rows.source[group[:1].to(rows.source.device)].cpu()
         logits = rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN
         return max(1, logits, int((sequences.stop - sequences.start)[first]))
+
+
+def _attended(sequences: Sequences, source: Tensor, ids: Tensor) -> Tensor:
+    """`ids` (n, T) of sequences of one length, cut to the columns that are shown to the model (n, L)."""
+    start, first = sequences.start[source.cpu()], int(source[0])
+    length = int(sequences.stop[first] - sequences.start[first])
+    if bool((start == start[0]).all()):
+        return ids[:, int(start[0]) : int(start[0]) + length]
+    return ids.gather(1, start.to(ids.device)[:, None] + torch.arange(length, device=ids.device))
 
 
 def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.scoring.energies import token_energies, token_energy
-from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
+from hf_ebm.scoring.rows import MaskedRows, Reducer, RowRunner, Sequences
 
 VARIANTS = ("exact", "within_word_l2r", "stride", "unmasked")
 
@@ -42,11 +42,13 @@ def variant_token_energies(
     return terms.new_zeros(scored.shape).index_put((source[:, None].expand_as(read), read), terms)
 
 
-def _reader(sequences: Sequences, source: Tensor, read: Tensor, energy: str):
+def _reader(sequences: Sequences, source: Tensor, read: Tensor, energy: str) -> Reducer:
     return lambda logits, n, ids: token_energy(logits, sequences.ids[source[n]].gather(1, read[n]), energy)
 
 
-def _within_word(scored: Tensor, words: Tensor, stride: int):
+def _within_word(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    if words is None:
+        raise ValueError("words must be given for the variant within_word_l2r")
     source, position = scored.nonzero(as_tuple=True)
     columns = torch.arange(scored.shape[1], device=scored.device)
     later_pieces = (words[source] == words[source, position][:, None]) & (columns > position[:, None]) & scored[source]
@@ -55,7 +57,7 @@ def _within_word(scored: Tensor, words: Tensor, stride: int):
     return source, torch.cat([position[:, None], later], 1), position[:, None]
 
 
-def _strided(scored: Tensor, words: Tensor | None, stride: int):
+def _strided(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     sources, columns = [], []
     for number, row in enumerate(scored):
         positions = row.nonzero()[:, 0]
@@ -67,7 +69,7 @@ def _strided(scored: Tensor, words: Tensor | None, stride: int):
     return torch.tensor(sources, device=scored.device), masked, masked
 
 
-def _unmasked(scored: Tensor, words: Tensor | None, stride: int):
+def _unmasked(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     source = scored.any(1).nonzero()[:, 0]
     some = scored[source]
     read = _columns_of(some, int(some.sum(1).max()), some.long().argmax(1))

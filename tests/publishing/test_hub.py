@@ -61,8 +61,8 @@ def test_each_repository_has_what_it_needs(published):
         assert {"config.json", "model.safetensors", "README.md", "modeling_hf_ebm.py"} <= set(files)
         assert not any(path.endswith((".bin", ".pt", ".pkl")) and path != "training_args.bin" for path in files)
         assert json.loads(files["config.json"])["auto_map"]["AutoConfig"].startswith("modeling_hf_ebm.")
-        code = b"\n".join(data for path, data in files.items() if path.endswith(".py"))
-        assert str(ROOT).encode() not in code
+        texts = b"\n".join(data for path, data in files.items() if path.endswith((".py", ".json", ".md")))
+        assert str(ROOT).encode() not in texts and b"_name_or_path" not in files["config.json"]
     assert {"generation_config.json", "tokenizer.json"} <= set(hub.files["tester/energy"])
     assert {"tokenizer.json"} <= set(hub.files["tester/soft-beam"])
     assert set(hub.unknown) <= {("GET", "/api/agent-harnesses")}

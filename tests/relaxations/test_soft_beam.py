@@ -8,6 +8,7 @@ import torch
 
 from hf_ebm.objectives.decomposable_costs import HammingCost
 from hf_ebm.relaxations.soft_beam import (
+    SoftBeamResult,
     SoftBeamSettings,
     direct_loss,
     gold_scores,
@@ -129,6 +130,14 @@ def test_rows_do_not_depend_on_each_other_or_on_padding(family):
         alone = search(model, {name: value[row : row + 1, :length] for name, value in batch.items()})
         torch.testing.assert_close(alone.scores[0], together.scores[row], atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(alone.costs[0], together.costs[row], atol=1e-6, rtol=1e-6)
+
+
+def test_the_losses_at_infinite_alpha_are_those_of_the_best_beam():
+    scores = torch.tensor([[-3.0, -1.0, -2.0], [4.0, 1.0, 0.0]])
+    costs = torch.tensor([[5.0, 2.0, 7.0], [1.0, 3.0, 9.0]])
+    result = SoftBeamResult(scores, costs, torch.empty(0), torch.empty(0))
+    assert direct_loss(result, math.inf).tolist() == direct_loss(result, 1e4).tolist() == [2.0, 1.0]
+    assert hinge_loss(result, torch.tensor([-1.5, 5.0]), math.inf).tolist() == [0.5, 0.0]
 
 
 @torch.no_grad()

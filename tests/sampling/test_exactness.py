@@ -6,6 +6,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_ebm.sampling import kernels, sampler
 from hf_ebm.sampling.target import ChainState, Target
+from hf_ebm.scoring.row_memory import RowMemory
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 
@@ -132,6 +133,7 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
     model, _ = exact_for(energy)
     settings = dict(lengths=3, num_chains=50, num_epochs=6, seed=2)
     plain = kernels.metropolis_hastings
+    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)  # it would save the same rows and more
 
     def without(*arguments):
         return plain(*arguments, saving=saving)
@@ -146,12 +148,46 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
         assert fast.num_masked_rows < slow.num_masked_rows
 
 
-def test_single_site_step_runs_as_many_rows_as_free_positions():
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"block_size": 2, "block_fill": "sequential"}, {"block_size": [1, 2]}, {"delayed_acceptance": 0},
+     {"exclude_current": True, "proposal_top_k": 2}, {"lengths": [2, 3]}, {"accept_all_epochs": 2}],
+)  # fmt: skip
+def test_kept_rows_change_no_draw(energy, extra, monkeypatch):
+    """Proposals from rows that are read again give the same chains as from rows that are run again."""
+    model, _ = exact_for(energy)
+    settings = dict(lengths=3, num_chains=40, num_epochs=6, seed=2) | extra
+    fast = model.generate(**settings)
+    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)
+    slow = model.generate(**settings)
+    assert torch.equal(fast.samples, slow.samples)
+    torch.testing.assert_close(fast.energies, slow.energies)
+    assert fast.num_masked_rows < slow.num_masked_rows
+
+
+def test_rows_of_rejected_proposals_are_never_found(monkeypatch):
+    """Kept rows that a rejected proposal overwrote would be those of another sequence: the chains then differ."""
+    model, _ = exact_for("local")
+    settings = dict(lengths=3, num_chains=40, num_epochs=6, seed=2)
+    right = model.generate(**settings)
+    write = RowMemory.write
+
+    def careless(self, number, column, masked_ids, logits):
+        write(self, number, column, masked_ids, logits)
+        self.logits[0, number, column] = logits
+
+    monkeypatch.setattr(RowMemory, "write", careless)
+    assert not torch.equal(model.generate(**settings).samples, right.samples)
+
+
+def test_single_site_step_runs_as_many_rows_as_free_positions(monkeypatch):
     """One row to propose, L - 1 for the other terms; none of the latter where nothing would change."""
     model, _ = exact_for("local")
-    out = model.generate(lengths=3, num_chains=20, num_epochs=10, seed=3, exclude_current=True)
+    settings = dict(lengths=3, num_chains=20, num_epochs=10, seed=3, exclude_current=True)
     start = 20 * 3 + 20 * 3  # the fill and the energies of the start
-    assert out.num_masked_rows == start + 10 * 3 * 20 * 3
+    assert model.generate(**settings).num_masked_rows == start + 10 * 3 * 20 * 2  # the row to propose is at hand
+    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)
+    assert model.generate(**settings).num_masked_rows == start + 10 * 3 * 20 * 3
     fewer = model.generate(lengths=3, num_chains=20, num_epochs=10, seed=3)
     unchanged = 10 * 3 * 20 - _proposals_that_differ(fewer)
     assert fewer.num_masked_rows <= start + 10 * 3 * 20 * 3 - 2 * (unchanged - _rejected(fewer))

@@ -120,15 +120,43 @@ def test_gradients_of_exact_objectives_equal_finite_differences(tmp_path, energy
     batch = trainer.data_collator([{"input_ids": row} for row in ROWS])
     for parameter in (model.mlm.lm_head.weight, model.mlm.bilstm.left.weight_hh_l0):
         model.zero_grad()
-        trainer.objective(model, batch).loss.backward()
+        trainer.loss_terms(model, batch).loss.backward()
         for place in ((5, 2), (7, 0)):
             analytic, values, step = float(parameter.grad[place]), [], 1e-5
             for sign in (1, -1):
                 with torch.no_grad():
                     parameter[place] += sign * step
-                    values.append(float(trainer.objective(model, batch).loss))
+                    values.append(float(trainer.loss_terms(model, batch).loss))
                     parameter[place] -= sign * step
             assert analytic == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
+
+
+def test_a_hyperparameter_search_may_keep_its_value_in_the_trainer(tmp_path):
+    rows = [{"input_ids": row} for row in ROWS]
+    trainer = EnergyTrainer(make("bilstm", "raw"), arguments(tmp_path, "pll"), train_dataset=rows)
+    trainer.objective = None  # as Transformers' backends begin a trial
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_the_model_may_come_from_model_init(tmp_path):
+    rows = [{"input_ids": row} for row in ROWS]
+    trained = []
+    for given in (dict(model=make("bilstm", "raw")), dict(model_init=lambda: make("bilstm", "raw"))):
+        trainer = EnergyTrainer(args=arguments(tmp_path, "pll"), train_dataset=rows, **given)
+        trainer.train()
+        trained.append(trainer.model.mlm.lm_head.weight)
+    torch.testing.assert_close(trained[1], trained[0], rtol=0, atol=0)
+
+
+def test_a_batch_without_free_tokens_changes_nothing(tmp_path):
+    model = make("bilstm", "raw")
+    before = model.mlm.lm_head.weight.clone()
+    rows = [{"input_ids": [1, 2]}] * 6
+    trainer = EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=rows)
+    trainer.train()
+    assert trainer.evaluate(rows)["eval_loss"] == 0.0
+    assert torch.equal(model.mlm.lm_head.weight, before)
 
 
 def test_true_conditionals_are_not_the_masked_ones():

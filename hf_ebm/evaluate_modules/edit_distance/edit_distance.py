@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -59,7 +59,7 @@ Examples:
 class EditDistance(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": references}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -69,7 +69,7 @@ class EditDistance(CheckedInputs, evaluate.Metric):
             ),
         )
 
-    def _compute(self, predictions, references):
+    def _compute(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
         nearest = [
             nearest_reference(text.split(), [truth.split() for truth in truths])
             for text, truths in zip(predictions, references, strict=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.evaluate_modules.inputs import CheckedInputs, texts
 from hf_ebm.evaluate_modules.scoring import energy_model, score
+from hf_ebm.models.energy import EnergyModel
 
 _DESCRIPTION = """\
 Energy gap of pairs of texts under an energy model: the energy of the prediction minus the energy of its reference, in
@@ -58,7 +61,7 @@ Examples:
 class EnergyGap(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": texts}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -68,12 +71,19 @@ class EnergyGap(CheckedInputs, evaluate.Metric):
             ),
         )
 
-    def _compute(self, predictions, references, model_id=None, model=None, tokenizer=None):
-        model, tokenizer = energy_model(model_id, model, tokenizer)
-        own = score("predictions", predictions, model, tokenizer).energy.tolist()
-        others = score("references", references, model, tokenizer).energy.tolist()
+    def _compute(
+        self,
+        predictions: list[str],
+        references: list[str],
+        model_id: str | os.PathLike | None = None,
+        model: EnergyModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> dict[str, Any]:
+        scorer, spelling = energy_model(model_id, model, tokenizer)
+        own = score("predictions", predictions, scorer, spelling).energy.tolist()
+        others = score("references", references, scorer, spelling).energy.tolist()
         # The same tokens in another batch have the same energy only up to rounding, which must not decide who wins.
-        ids = (tokenizer(column, verbose=False)["input_ids"] for column in (predictions, references))
+        ids = (spelling(column, verbose=False)["input_ids"] for column in (predictions, references))
         ties = [tokens == truth for tokens, truth in zip(*ids, strict=True)]
         gaps = [0.0 if tie else mine - other for mine, other, tie in zip(own, others, ties, strict=True)]
         return {

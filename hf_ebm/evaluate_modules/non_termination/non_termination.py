@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -57,7 +57,7 @@ Examples:
 class NonTermination(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": id_rows}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -65,12 +65,12 @@ class NonTermination(CheckedInputs, evaluate.Metric):
             features=datasets.Features({"predictions": datasets.List(datasets.Value("int64"))}),
         )
 
-    def _compute(self, predictions, end_id):
+    def _compute(self, predictions: list[list[int]], end_id: int | Iterable[int]) -> dict[str, Any]:
         lacking = torch.stack([non_termination(predictions, end) for end in _end_ids(end_id)])
         return {"non_termination": lacking.amin(0).double().mean().item()}
 
 
-def _end_ids(end_id) -> list[int]:
+def _end_ids(end_id: int | Iterable[int]) -> list[int]:
     try:
         ends = [operator.index(end) for end in (end_id if isinstance(end_id, Iterable) else [end_id])]
     except TypeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -39,7 +39,7 @@ Examples:
 class NovelRate(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": chains}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation="",
@@ -47,7 +47,7 @@ class NovelRate(CheckedInputs, evaluate.Metric):
             features=datasets.Features({"predictions": datasets.List(datasets.Value("string"))}),
         )
 
-    def _compute(self, predictions):
+    def _compute(self, predictions: list[list[str]]) -> dict[str, Any]:
         moves = [[before != sample for before, sample in itertools.pairwise(chain)] for chain in predictions]
         return {
             "novel_rate": sum(map(sum, moves)) / sum(map(len, moves)),

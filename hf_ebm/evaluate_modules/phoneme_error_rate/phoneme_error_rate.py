@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -46,7 +46,7 @@ Examples:
 class PhonemeErrorRate(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": references}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation="",
@@ -56,6 +56,6 @@ class PhonemeErrorRate(CheckedInputs, evaluate.Metric):
             ),
         )
 
-    def _compute(self, predictions, references):
+    def _compute(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
         scores = transcription_scores(predictions, references)
         return {name: scores[name] for name in ("phoneme_error_rate", "word_accuracy")}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.evaluate_modules.inputs import CheckedInputs, texts
 from hf_ebm.evaluate_modules.scoring import energy_model, score
+from hf_ebm.models.energy import EnergyModel
 
 _DESCRIPTION = """\
 Pseudo-perplexity of texts under a masked language model: the exponential of the mean, over a text's tokens, of minus
@@ -65,7 +68,7 @@ Examples:
 class PseudoPerplexity(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -73,15 +76,22 @@ class PseudoPerplexity(CheckedInputs, evaluate.Metric):
             features=datasets.Features({"predictions": datasets.Value("string")}),
         )
 
-    def _compute(self, predictions, model_id=None, model=None, tokenizer=None):
-        model, tokenizer = energy_model(model_id, model, tokenizer)
-        if model.config.energy != "local":
-            raise ValueError(f"model must have the energy 'local', got {model.config.energy!r}")
-        scores = score("predictions", predictions, model, tokenizer)
+    def _compute(
+        self,
+        predictions: list[str],
+        model_id: str | os.PathLike | None = None,
+        model: EnergyModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> dict[str, Any]:
+        scorer, spelling = energy_model(model_id, model, tokenizer)
+        if scorer.config.energy != "local":
+            raise ValueError(f"model must have the energy 'local', got {scorer.config.energy!r}")
+        scores = score("predictions", predictions, scorer, spelling)
+        perplexities = (scores.energy / scores.num_tokens).exp()
         for row in (scores.num_tokens == 0).nonzero()[:1, 0].tolist():
             raise ValueError(f"predictions must hold a token each, got {predictions[row]!r} in row {row}")
         return {
-            "pseudo_perplexities": scores.pseudo_perplexity.tolist(),
-            "mean_pseudo_perplexity": scores.pseudo_perplexity.mean().item(),
+            "pseudo_perplexities": perplexities.tolist(),
+            "mean_pseudo_perplexity": perplexities.mean().item(),
             "corpus_pseudo_perplexity": scores.corpus_pseudo_perplexity,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import evaluate
@@ -50,7 +50,7 @@ Examples:
 class Repetition(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": id_rows}
 
-    def _info(self):
+    def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,
@@ -58,6 +58,6 @@ class Repetition(CheckedInputs, evaluate.Metric):
             features=datasets.Features({"predictions": datasets.List(datasets.Value("int64"))}),
         )
 
-    def _compute(self, predictions):
+    def _compute(self, predictions: list[list[int]]) -> dict[str, Any]:
         shares = repetition(predictions)
         return {"repetition": shares.double().mean().item(), "repetitions": shares.tolist()}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from hf_ebm.models.configuration_composite import CompositeConfig
 
-class ProductLMConfig(PreTrainedConfig):
+
+class ProductLMConfig(CompositeConfig):
     """Two causal language models over one vocabulary.
 
     Args:

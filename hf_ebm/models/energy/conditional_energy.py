@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
@@ -25,16 +25,22 @@ from hf_ebm.models.energy.encoding import (
     target_placeholder,
     tokenized,
 )
+from hf_ebm.models.energy.energy_base import EnergyBase
+from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.streams import LENGTH, chain_generator
+from hf_ebm.vocabulary import num_embeddings
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 _SOURCES_AT_ONCE = 256
 
 
-@dataclass
+@model_output
 class ConditionalGenerationOutput(ModelOutput):
     """Targets of N sources, C for each.
 
@@ -46,11 +52,11 @@ class ConditionalGenerationOutput(ModelOutput):
         chains: all chains that were run, also those of lengths that were not chosen.
     """
 
-    texts: list[list[str]] | None = None
-    lengths: torch.LongTensor | None = None
-    energies: torch.DoubleTensor | None = None
-    rows: torch.LongTensor | None = None
-    chains: ChainGenerationOutput | None = None
+    texts: list[list[str]]
+    lengths: Tensor
+    energies: Tensor
+    rows: Tensor
+    chains: ChainGenerationOutput
 
 
 class _Plan(NamedTuple):
@@ -66,7 +72,7 @@ class _Plan(NamedTuple):
     log_probs: Tensor | None = None
 
 
-class ConditionalGenerationMixin:
+class ConditionalGenerationMixin(EnergyGenerationMixin):
     """Gives a model `generate_from_sources`."""
 
     @torch.no_grad()
@@ -79,7 +85,7 @@ class ConditionalGenerationMixin:
         length_model: PreTrainedModel | None = None,
         num_lengths: int = 3,
         generation_config: ChainGenerationConfig | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> ConditionalGenerationOutput:
         """Samples a target for each source with a conditional masked language model (thesis sections 6.5 to 6.8).
 
@@ -120,9 +126,9 @@ class ConditionalGenerationMixin:
         ]  # fmt: skip
         if own:
             raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
-        config = generation_config or ChainGenerationConfig()
-        overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in config.defaults}
-        config = config.resolved(self.generation_config, overrides)
+        asked = generation_config or ChainGenerationConfig()
+        overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in asked.defaults}
+        config = asked.resolved(self.generation_config, overrides)
         config.lengths = None
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
@@ -142,7 +148,9 @@ class ConditionalGenerationMixin:
         chains = self.generate(generation_config=config, **inputs, **kwargs)
         return _chosen(chains, plan, len(rows), tokenizer)
 
-    def _conditional_inputs(self, tokenizer, frames: list[list[int]], plan: _Plan) -> dict:
+    def _conditional_inputs(
+        self, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]], plan: _Plan
+    ) -> dict[str, Any]:
         """Arguments of `generate`: one row for each source and length that is needed."""
         encoder_decoder = self.mlm.config.is_encoder_decoder
         needed = sorted(set(zip(plan.sources, plan.lengths, strict=True)))
@@ -183,24 +191,24 @@ def length_log_probs(
     if not texts:
         raise ValueError("sources must hold a text or more, got none")
     rows = [list(tokenized(tokenizer, "sources", row, text)["input_ids"]) for row, text in enumerate(texts)]
-    limit, vocabulary = max_length(length_model), length_model.get_input_embeddings().weight.shape[0]
+    limit, vocabulary = max_length(length_model), num_embeddings(length_model)
     for row, ids in enumerate(rows):
         if limit is not None and len(ids) > limit:
             raise ValueError(f"sources: row {row} has {len(ids)} tokens, length_model has positions for {limit}")
         if max(ids, default=0) >= vocabulary:
             raise ValueError(f"sources: row {row} has the token {max(ids)}, length_model knows {vocabulary}")
-    found: list[Tensor | None] = [None] * len(rows)
+    found: dict[int, Tensor] = {}
     device = next(length_model.parameters()).device
     by_length = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     with evaluation_mode(length_model), torch.no_grad():
-        for _, alike in groupby(by_length, key=lambda row: len(rows[row])):
-            alike = list(alike)
+        for _, group in groupby(by_length, key=lambda row: len(rows[row])):
+            alike = list(group)
             for at in range(0, len(alike), _SOURCES_AT_ONCE):
                 part = alike[at : at + _SOURCES_AT_ONCE]
-                ids = torch.tensor([rows[row] for row in part], device=device)
-                for row, logits in zip(part, _length_logits(length_model, ids), strict=True):
+                batch = torch.tensor([rows[row] for row in part], device=device)
+                for row, logits in zip(part, _length_logits(length_model, batch), strict=True):
                     found[row] = logits
-    stacked = torch.stack(found)
+    stacked = torch.stack([found[row] for row in range(len(rows))])
     if not bool(stacked.isfinite().all()):
         row = int((~stacked.isfinite()).any(1).nonzero()[0])
         raise ValueError(f"length_model gives numbers that aren't finite for the source of row {row}, {texts[row]!r}")
@@ -217,14 +225,16 @@ def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
     return logits[:, 1:].double().cpu()
 
 
-def _whole_lengths(lengths, rows: int) -> list[int]:
+def _whole_lengths(lengths: object, rows: int) -> list[int]:
     found = list(lengths) if isinstance(lengths, Iterable) and not isinstance(lengths, (Mapping, Set)) else lengths
     if not isinstance(found, list) or len(found) != rows or not all(is_whole(n) and n >= 1 for n in found):
         raise ValueError(f"lengths must be {rows} whole numbers from 1 up, one for each source, got {found!r}")
     return found
 
 
-def _check_length_model(lengths: list[int] | str, length_model, num_lengths, config: ChainGenerationConfig) -> None:
+def _check_length_model(
+    lengths: list[int] | str, length_model: PreTrainedModel | None, num_lengths: int, config: ResolvedChainConfig
+) -> None:
     if not isinstance(lengths, str):
         if length_model is not None:
             raise ValueError("length_model was given together with lengths as numbers")
@@ -234,7 +244,7 @@ def _check_length_model(lengths: list[int] | str, length_model, num_lengths, con
     if not isinstance(length_model, PreTrainedModel):
         given = type(length_model).__name__
         raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}, got {given}")
-    classes = length_model.config.num_labels - 1
+    classes = int(length_model.config.num_labels or 0) - 1
     if lengths == "energy" and not (is_whole(num_lengths) and 1 <= num_lengths <= classes):
         raise ValueError(f"num_lengths must be from 1 to the length model's {classes}, got {num_lengths!r}")
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
@@ -245,7 +255,7 @@ def _check_length_model(lengths: list[int] | str, length_model, num_lengths, con
         )
 
 
-def _frames(model, tokenizer, sources: list[str]) -> list[list[int]]:
+def _frames(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> list[list[int]]:
     """Each source's row with one mask for its target, or its encoder's ids."""
     special = {token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token}
     for row, source in enumerate(sources):
@@ -260,7 +270,7 @@ def _frames(model, tokenizer, sources: list[str]) -> list[list[int]]:
     return frames
 
 
-def _room(model, tokenizer, frames: list[list[int]]) -> list[int | None]:
+def _room(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]]) -> list[int | None]:
     """How many tokens each source's target may have at most; `None` without a limit."""
     limit = max_length(model.mlm)
     if limit is None:
@@ -271,7 +281,13 @@ def _room(model, tokenizer, frames: list[list[int]]) -> list[int | None]:
 
 
 def _plan(
-    sources: list[str], tokenizer, lengths, length_model, num_lengths: int, config, room: list[int | None]
+    sources: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    lengths: list[int] | str,
+    length_model: PreTrainedModel | None,
+    num_lengths: int,
+    config: ResolvedChainConfig,
+    room: list[int | None],
 ) -> _Plan:
     count = config.num_chains
     pairs = [(source, chain) for source in range(len(sources)) for chain in range(count)]
@@ -279,7 +295,9 @@ def _plan(
         for row, (length, most) in enumerate(zip(lengths, room, strict=True)):
             if most is not None and length > most:
                 raise ValueError(f"lengths: {length} tokens for row {row}, the model has positions for {most}")
-        return _Plan(*map(list, zip(*pairs, strict=True)), [lengths[source] for source, _ in pairs])
+        return _plan_of(pairs, [lengths[source] for source, _ in pairs])
+    if length_model is None:
+        raise ValueError(f"length_model must be given with lengths={lengths!r}")
     log_probs = length_log_probs(length_model, tokenizer, sources)
     for row, most in enumerate(room):  # a target longer than the model has positions for can't be
         if most is not None:
@@ -293,17 +311,22 @@ def _plan(
             1 + int(chain_generator(config.seed, source, chain, LENGTH).choice(probs.shape[1], p=probs[source]))
             for source, chain in pairs
         ]
-        return _Plan(*map(list, zip(*pairs, strict=True)), drawn)
+        return _plan_of(pairs, drawn)
     best = 1 + log_probs.topk(num_lengths, dim=1).indices
     # Chains of one number compete; each has a stream of its own, which doesn't depend on how many chains there are.
-    runs = [
-        (source, chain * num_lengths + k, int(best[source, k])) for source, chain in pairs for k in range(num_lengths)
-    ]
-    plan = _Plan(*map(list, zip(*runs, strict=True)), num_lengths)
-    return plan._replace(log_probs=log_probs[plan.sources, torch.tensor(plan.lengths) - 1])
+    runs = [(source, chain * num_lengths + k) for source, chain in pairs for k in range(num_lengths)]
+    plan = _plan_of(runs, [int(best[source, k]) for source, _ in pairs for k in range(num_lengths)])
+    return plan._replace(choices=num_lengths, log_probs=log_probs[plan.sources, torch.tensor(plan.lengths) - 1])
 
 
-def _chosen(chains: ChainGenerationOutput, plan: _Plan, sources: int, tokenizer) -> ConditionalGenerationOutput:
+def _plan_of(chains: list[tuple[int, int]], lengths: list[int]) -> _Plan:
+    """The plan of pairs of a source and a number."""
+    return _Plan([source for source, _ in chains], [number for _, number in chains], lengths)
+
+
+def _chosen(
+    chains: ChainGenerationOutput, plan: _Plan, sources: int, tokenizer: PreTrainedTokenizerBase
+) -> ConditionalGenerationOutput:
     """Of each group of competing chains the best one."""
     lengths = torch.tensor(plan.lengths)
     final = chains.run.state.energy.double().cpu()

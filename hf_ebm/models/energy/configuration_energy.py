@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from hf_ebm.models.configuration_composite import CompositeConfig
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
 
 
-class EnergyConfig(PreTrainedConfig):
+class EnergyConfig(CompositeConfig):
     """What turns a masked language model into an energy model.
 
     Args:
@@ -41,7 +44,7 @@ class EnergyConfig(PreTrainedConfig):
     suffix_token_ids: list[int] | None = None
     tie_word_embeddings: bool = True
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
             if getattr(self, name) not in allowed:

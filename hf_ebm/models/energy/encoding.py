@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ebm.models.position_limits import max_length
+
+if TYPE_CHECKING:
+    from hf_ebm.models.energy.energy_base import EnergyBase
 
 
 @dataclass
@@ -46,6 +50,8 @@ class EncodedText:
 
     def word_text(self, pieces: list[int]) -> str:
         """The characters a word's tokens stand for."""
+        if self.spans is None:
+            raise ValueError("the tokenizer knows no character spans, so a word has no text")
         return self.text[self.spans[pieces[0]][0] : self.spans[pieces[-1]][1]]
 
 
@@ -72,7 +78,12 @@ def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
 
 
 def encode_texts(
-    model, tokenizer, texts: list[str], prefixes: list[str] | None, suffixes: list[str] | None, separator: str
+    model: EnergyBase,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+    prefixes: list[str] | None,
+    suffixes: list[str] | None,
+    separator: str,
 ) -> list[EncodedText]:
     """Tokenizes every text together with its context, once.
 
@@ -99,7 +110,7 @@ def encode_texts(
     return encoded
 
 
-def encode_plain(model, tokenizer, name: str, texts: list[str]) -> list[list[int]]:
+def encode_plain(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, name: str, texts: list[str]) -> list[list[int]]:
     """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
     encoded, limit = [], max_length(model.mlm)
     for row, text in enumerate(texts):
@@ -108,7 +119,7 @@ def encode_plain(model, tokenizer, name: str, texts: list[str]) -> list[list[int
     return encoded
 
 
-def check_encoded(model, limit: int | None, name: str, row: int, ids: list[int]) -> None:
+def check_encoded(model: EnergyBase, limit: int | None, name: str, row: int, ids: list[int]) -> None:
     """Raises `ValueError` for ids outside the model's vocabulary and for more ids than its `limit` of positions."""
     if limit is not None and len(ids) > limit:
         raise ValueError(
@@ -122,7 +133,7 @@ def check_encoded(model, limit: int | None, name: str, row: int, ids: list[int])
         )
 
 
-def tokenized(tokenizer, name: str, row: int, text: str, **options):
+def tokenized(tokenizer: PreTrainedTokenizerBase, name: str, row: int, text: str, **options: Any) -> BatchEncoding:
     """What the tokenizer makes of a text; `ValueError` naming the row where it can't take it."""
     try:
         return tokenizer(text, verbose=False, **options)
@@ -130,7 +141,9 @@ def tokenized(tokenizer, name: str, row: int, text: str, **options):
         raise ValueError(f"{name}: row {row} cannot be tokenized: {error}") from error
 
 
-def _encode(tokenizer, row: int, before: str, text: str, after: str, special: set[int]) -> EncodedText:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, row: int, before: str, text: str, after: str, special: set[int]
+) -> EncodedText:
     fast, context = tokenizer.is_fast, bool(before or after)
     if context and not fast:
         raise ValueError(
@@ -140,8 +153,8 @@ def _encode(tokenizer, row: int, before: str, text: str, after: str, special: se
     batch = tokenized(tokenizer, "texts", row, before + text + after, return_offsets_mapping=fast)
     ids = list(batch["input_ids"])
     first, last = len(before), len(before) + len(text)
-    offsets = _with_trimmed_spaces(batch["offset_mapping"]) if fast else None
-    inside = [not context or max(start, first) < min(end, last) for start, end in offsets or [(0, 0)] * len(ids)]
+    offsets = _with_trimmed_spaces(batch["offset_mapping"]) if fast else [(0, 0)] * len(ids)
+    inside = [not context or max(start, first) < min(end, last) for start, end in offsets]
     if any(within and i == tokenizer.mask_token_id for within, i in zip(inside, ids, strict=True)):
         raise ValueError(f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; fill it with generate()")
     scored = [within and i not in special for within, i in zip(inside, ids, strict=True)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
+    StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,6 +24,7 @@ from transformers.utils import logging
 
 from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
@@ -31,7 +34,11 @@ from hf_ebm.sampling.sampler import ChainKey, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import ExtraEnergy, Target
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
+from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import BadLogitsError
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
 
@@ -44,18 +51,32 @@ _EXTENSIBLE = ("num_epochs",)
 # Iterations of mask-predict as a warm start; the same for every chain, whichever run beside it.
 _WARM_START_ITERATIONS = 10
 
+# Ids and logits to logits; ids (C, T) and nothing to which chains are done, (C,) bool.
+Processor = LogitsProcessor | Callable[[Tensor, Tensor], Tensor]
+Criterion = StoppingCriteria | Callable[[Tensor, Any], Tensor]
+
+
+class Streamer(Protocol):
+    """What `generate` asks of a streamer; one may have `put_draft` as well."""
+
+    def put(self, value: Tensor, /) -> None: ...
+
+    def end(self) -> None: ...
+
 
 class _Job(NamedTuple):
     """A run with what it samples and how."""
 
     run: ChainRun
-    config: ChainGenerationConfig
+    config: ResolvedChainConfig
     keys: list[ChainKey]
     target: Target
 
 
-class EnergyGenerationMixin(SettingsGenerationMixin):
+class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
     """Gives a model `generate`."""
+
+    generation_config: ChainGenerationConfig
 
     @torch.no_grad()
     def generate(
@@ -64,9 +85,9 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         attention_mask: Tensor | None = None,
         free_mask: Tensor | None = None,
         generation_config: ChainGenerationConfig | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        streamer=None,
+        logits_processor: LogitsProcessorList | Processor | Sequence[Processor] | None = None,
+        stopping_criteria: StoppingCriteriaList | Criterion | Sequence[Criterion] | None = None,
+        streamer: Streamer | None = None,
         *,
         token_type_ids: Tensor | None = None,
         encoder_input_ids: Tensor | None = None,
@@ -77,7 +98,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         save_state_to: str | Path | None = None,
         resume_from: str | Path | None = None,
         token_budget: int | None = None,
-        **overrides,
+        **overrides: Any,
     ) -> ChainGenerationOutput:
         """Samples sequences from `exp(-E/τ)` by block Metropolis–Hastings (thesis ch. 6).
 
@@ -156,7 +177,15 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
                 ) from error
         return _output(job._replace(run=run), confidence)
 
-    def _begin(self, generation_config, overrides, inputs, which_chains, extra, token_budget) -> _Job:
+    def _begin(
+        self,
+        generation_config: ChainGenerationConfig | None,
+        overrides: dict[str, Any],
+        inputs: dict[str, Tensor | None],
+        which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
+        extra: tuple[ExtraEnergy, ...],
+        token_budget: int | None,
+    ) -> _Job:
         asked = generation_config or ChainGenerationConfig()
         config = asked.resolved(self.generation_config, overrides)
         if inputs["input_ids"] is not None and (asked.lengths or overrides.get("lengths")):
@@ -173,7 +202,14 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
         recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}
         return _Job(ChainRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
-    def _resume(self, path, generation_config, overrides, extra, token_budget) -> _Job:
+    def _resume(
+        self,
+        path: str | Path,
+        generation_config: ChainGenerationConfig | None,
+        overrides: dict[str, Any],
+        extra: tuple[ExtraEnergy, ...],
+        token_budget: int | None,
+    ) -> _Job:
         run = ChainRun.load(path)
         saved = ChainGenerationConfig(**run.recipe["settings"])
         asked = {**(generation_config.settings() if generation_config else {}), **overrides}
@@ -200,13 +236,16 @@ class EnergyGenerationMixin(SettingsGenerationMixin):
             _check_same_target(run, target)
         return _Job(run, config, keys, target)
 
-    def _target(self, chains: Chains, support: Tensor, extra: tuple[ExtraEnergy, ...], token_budget) -> Target:
+    def _target(
+        self, chains: Chains, support: Tensor, extra: tuple[ExtraEnergy, ...], token_budget: int | None
+    ) -> Target:
         runner = self._row_runner(token_budget)
         where = (chains.free, chains.start, chains.stop)
-        return Target(runner, self.config.energy, *where, support, chains.context, extra)
+        memory = RowMemory.if_it_fits((*chains.free.shape, self.vocab_size), chains.free.device)
+        return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
 
 
-def _checked_extra_energies(extra_energies) -> tuple[ExtraEnergy, ...]:
+def _checked_extra_energies(extra_energies: Iterable[ExtraEnergy]) -> tuple[ExtraEnergy, ...]:
     """Pairs of a finite weight and a callable; those of weight 0 are left out."""
     checked = []
     for number, pair in enumerate(extra_energies):
@@ -218,14 +257,14 @@ def _checked_extra_energies(extra_energies) -> tuple[ExtraEnergy, ...]:
     return tuple(checked)
 
 
-def _as_list(one_or_more) -> list:
+def _as_list(one_or_more: object) -> list:
     """A processor or criterion on its own, or several."""
     if one_or_more is None:
         return []
     return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
 
 
-def _proposal_processors(config: ChainGenerationConfig, further) -> LogitsProcessorList:
+def _proposal_processors(config: ResolvedChainConfig, further: object) -> LogitsProcessorList:
     processors = LogitsProcessorList()
     if config.proposal_temperature != 1.0:
         processors.append(TemperatureLogitsWarper(float(config.proposal_temperature)))
@@ -238,7 +277,11 @@ def _proposal_processors(config: ChainGenerationConfig, further) -> LogitsProces
 
 
 def _run_job(
-    job: _Job, warp: Warp, criteria: StoppingCriteriaList, streamer, save_state_to
+    job: _Job,
+    warp: Warp,
+    criteria: StoppingCriteriaList,
+    streamer: Streamer | None,
+    save_state_to: str | Path | None,
 ) -> tuple[ChainRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
@@ -264,7 +307,7 @@ def _with_start(job: _Job, warp: Warp) -> ChainRun:
     ids, rows_before = run.state.ids, target.runner.num_rows
     masked = target.free & ~target.support[ids]
     if bool(masked.any()):
-        ids = ids.masked_fill(masked, target.runner.mask_token_id)
+        ids = ids.masked_fill(masked, target.runner.known_mask_id)
         if config.warm_start == "sample":
             generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
             ids = sample_masks(ids, masked, generators, target, warp)
@@ -275,7 +318,13 @@ def _with_start(job: _Job, warp: Warp) -> ChainRun:
     return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows - rows_before)
 
 
-def _run_epochs(job: _Job, warp: Warp, criteria: StoppingCriteriaList, streamer, save_state_to) -> ChainRun:
+def _run_epochs(
+    job: _Job,
+    warp: Warp,
+    criteria: StoppingCriteriaList,
+    streamer: Streamer | None,
+    save_state_to: str | Path | None,
+) -> ChainRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
     show = None
@@ -304,7 +353,7 @@ def _run_epochs(job: _Job, warp: Warp, criteria: StoppingCriteriaList, streamer,
     return run
 
 
-def _save_or_warn(run: ChainRun, folder) -> None:
+def _save_or_warn(run: ChainRun, folder: str | Path) -> None:
     """Saves while another error is on its way, which must not be hidden."""
     try:
         run.save(folder)
@@ -315,7 +364,7 @@ def _save_or_warn(run: ChainRun, folder) -> None:
 def _run_mask_predict(job: _Job) -> tuple[ChainRun, Tensor]:
     target = job.target
     rows_before = target.runner.num_rows
-    ids = job.run.state.ids.masked_fill(target.free, target.runner.mask_token_id)
+    ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
     ids, confidence = mask_predict(ids, target.free, job.config.num_epochs, target)
     state = target.state(ids)
     run = job.run.with_room(1, 1)

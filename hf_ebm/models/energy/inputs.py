@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
+
+if TYPE_CHECKING:
+    from hf_ebm.models.energy.energy_base import EnergyBase
 
 # Members of the masked-LM mapping that cannot work here, with the reason the error gives.
 UNSUPPORTED_MODEL_TYPES = {
@@ -29,7 +32,7 @@ class EnergyInputs(NamedTuple):
     scored: Tensor
 
 
-def check_masked_lm(mlm: nn.Module) -> None:
+def check_masked_lm(mlm: PreTrainedModel) -> None:
     """Raises `ValueError` unless `mlm` is a model with a masked-LM head whose inputs are token ids."""
     names: set[str] = set()
     for entry in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
@@ -44,7 +47,7 @@ def check_masked_lm(mlm: nn.Module) -> None:
     check_masked_lm_config(mlm.config)
 
 
-def check_masked_lm_config(config) -> None:
+def check_masked_lm_config(config: PreTrainedConfig) -> None:
     """Raises `ValueError` for configurations that cannot work as an energy model, saying why."""
     if config.model_type in UNSUPPORTED_MODEL_TYPES:
         raise ValueError(
@@ -58,7 +61,7 @@ def check_masked_lm_config(config) -> None:
 
 
 def check_inputs(
-    model, input_ids: Tensor, attention_mask: Tensor | None = None, free_mask: Tensor | None = None
+    model: EnergyBase, input_ids: Tensor, attention_mask: Tensor | None = None, free_mask: Tensor | None = None
 ) -> EnergyInputs:
     """Checks shapes, ids and lengths and moves everything to the embedding's device.
 
@@ -85,7 +88,7 @@ def check_inputs(
 
 
 def check_energy_inputs(
-    model,
+    model: EnergyBase,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     free_mask: Tensor | None,
@@ -107,7 +110,7 @@ def check_energy_inputs(
     return EnergyInputs(sequences._replace(context=context), scored)
 
 
-def padding_id(model) -> int:
+def padding_id(model: EnergyBase) -> int:
     """What is written beyond the end of a sequence: the pad token, else some special token."""
     candidates = [model.config.pad_token_id, *(model.config.special_token_ids or []), 0]
     return next(i for i in candidates if i is not None)
@@ -145,7 +148,9 @@ def _check_range(name: str, ids: Tensor, mask: Tensor, vocab_size: int) -> None:
         )
 
 
-def encode_context(model, ids: Tensor | None, attention_mask: Tensor | None, batch: int) -> EncoderContext | None:
+def encode_context(
+    model: EnergyBase, ids: Tensor | None, attention_mask: Tensor | None, batch: int
+) -> EncoderContext | None:
     """Encoder states of an encoder-decoder model for a batch; `None` for other models."""
     if not model.mlm.config.is_encoder_decoder:
         if ids is not None:

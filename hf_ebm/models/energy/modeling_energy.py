@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import ModelOutput
 
+from hf_ebm.model_outputs import model_output
+from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
-from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.weights import refuse_missing_weights
+from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
 from hf_ebm.scoring.rows import EncoderContext, RowRunner
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+    from typing_extensions import Self
 
 # Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
@@ -30,7 +36,7 @@ _HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", 
 _FIELDS = tuple(name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings"))
 
 
-@dataclass
+@model_output
 class EnergyOutput(ModelOutput):
     """Output of `EnergyModel.forward`.
 
@@ -39,13 +45,11 @@ class EnergyOutput(ModelOutput):
         token_energies: (B, T) their terms; 0 at context positions.
     """
 
-    energy: torch.FloatTensor | None = None
-    token_energies: torch.FloatTensor | None = None
+    energy: Tensor
+    token_energies: Tensor
 
 
-class EnergyModel(
-    PublishingMixin, PreTrainedModel, EnergyGenerationMixin, ConditionalGenerationMixin, EnergyScoringMixin
-):
+class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixin, PreTrainedModel):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
@@ -66,33 +70,38 @@ class EnergyModel(
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields):
-        # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
-        if getattr(type(mlm), "model_type", None) == EnergyConfig.model_type:
+    def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields: Any):
+        given = None
+        if is_config(mlm, EnergyConfig):
             if fields:
                 raise ValueError(
                     f"with an EnergyConfig there are no further arguments; got {', '.join(sorted(fields))}"
                 )
-            config, mlm = mlm, None
-            check_masked_lm_config(config.text_config)
+            config = mlm
+            check_masked_lm_config(inner_config(config.text_config))
         elif isinstance(mlm, PreTrainedModel):
             check_masked_lm(mlm)
+            given = mlm
             config = EnergyConfig(text_config=mlm.config.to_dict(), **_checked_fields(fields))
         else:
             raise ValueError(f"mlm must be a masked language model or an EnergyConfig, got {type(mlm).__name__}")
         super().__init__(config)
-        self.mlm = mlm if mlm is not None else AutoModelForMaskedLM.from_config(config.text_config)
-        for module in self.mlm.modules() if mlm is not None else ():
-            module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
-        self.mlm.config = self.config.text_config = mlm.config if mlm is not None else self.mlm.config
+        self.mlm = given if given is not None else AutoModelForMaskedLM.from_config(config.text_config)
+        keep_weights(self.mlm.modules() if given is not None else ())
+        self.config.text_config = self.mlm.config
         self.post_init()
-        if mlm is not None:
-            self.train(mlm.training)
+        if given is not None:
+            self.train(given.training)
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path, *args, energy: str | None = None, processing_class=None, **kwargs
-    ) -> EnergyModel:
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None,
+        *args: Any,
+        energy: str | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        **kwargs: Any,
+    ) -> Self:
         """Loads a masked-LM checkpoint or a saved `EnergyModel`, with the usual arguments of Transformers.
 
         Args:
@@ -110,33 +119,47 @@ class EnergyModel(
         config = kwargs.get("config")
         hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
         if config is None:
-            found, _ = PreTrainedConfig.get_config_dict(pretrained_model_name_or_path, **hub)
+            found, _ = PreTrainedConfig.get_config_dict(_named(pretrained_model_name_or_path), **hub)
             is_saved = found.get("model_type") == EnergyConfig.model_type
         else:
             is_saved = type(config).model_type == EnergyConfig.model_type
+        wants_info = kwargs.pop("output_loading_info", False)
         load = cls._from_saved if is_saved else cls._from_masked_lm
-        return load(pretrained_model_name_or_path, args, overrides, processing_class, kwargs)
+        model, info = load(pretrained_model_name_or_path, args, overrides, processing_class, kwargs)
+        return (model, info) if wants_info else model  # type: ignore[return-value]  # annotated as in Transformers
 
     @classmethod
-    def _from_saved(cls, name, args, overrides: dict, processing_class, kwargs: dict):
-        wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
-        refuse_missing_weights(name, info)
+    def _from_saved(
+        cls,
+        name: str | os.PathLike | None,
+        args: tuple,
+        overrides: dict[str, Any],
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Self, dict]:
+        model, info = load_whole(super().from_pretrained, name, *args, **kwargs)
         if processing_class is not None:
             overrides = token_roles(processing_class, model.vocab_size) | overrides
         for field, value in overrides.items():
             setattr(model.config, field, value)
-        return (model, info) if wants_info else model
+        return model, info
 
     @classmethod
-    def _from_masked_lm(cls, name, args, overrides: dict, processing_class, kwargs: dict):
+    def _from_masked_lm(
+        cls,
+        name: str | os.PathLike | None,
+        args: tuple,
+        overrides: dict[str, Any],
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Self, dict]:
         hub = {k: kwargs[k] for k in _HUB_ARGUMENTS if k in kwargs}
         remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
         config = kwargs.pop("config", None)
         if config is None:
             # What is for the model alone must not end in its configuration (dtype="auto", for one).
             kept = {k: kwargs.pop(k) for k in ("dtype", "torch_dtype", "quantization_config") if k in kwargs}
-            config, kwargs = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **kwargs)
+            config, kwargs = AutoConfig.from_pretrained(_named(name), return_unused_kwargs=True, **kwargs)
             kwargs |= hub | remote_code | kept
         remote = getattr(config, "auto_map", None) or {}
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
@@ -145,15 +168,13 @@ class EnergyModel(
                 "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"
             )
         check_masked_lm_config(config)
-        wants_info = kwargs.pop("output_loading_info", False)
-        mlm, info = AutoModelForMaskedLM.from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
-        refuse_missing_weights(name, info)
+        mlm, info = load_whole(AutoModelForMaskedLM.from_pretrained, name, *args, config=config, **kwargs)
         if processing_class is None:
-            processing_class = own_tokenizer(name, **hub, **remote_code)
+            processing_class = own_tokenizer(str(_named(name)), **hub, **remote_code)
         roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
         model = cls(mlm, **(roles | overrides))
         model.config.name_or_path = model.name_or_path = str(name)
-        return (model, info) if wants_info else model
+        return model, info
 
     def forward(
         self,
@@ -200,7 +221,7 @@ class EnergyModel(
     def _row_runner(self, token_budget: int | None = None) -> RowRunner:
         """The runner of this model's masked rows; one is kept so that what it learned about memory is kept."""
         runner = self.__dict__.get("_runner")
-        if runner is None or runner.position_logits.model is not self.mlm:
+        if runner is None or getattr(runner.position_logits, "model", None) is not self.mlm:
             encoder_decoder = self.mlm.config.is_encoder_decoder
             logits = PositionLogits(self.mlm, "decoder_input_ids" if encoder_decoder else "input_ids")
             prepare = self._decoder_inputs if encoder_decoder else None
@@ -211,24 +232,33 @@ class EnergyModel(
         runner.mask_token_id = self.config.mask_token_id
         return runner
 
-    def _decoder_inputs(self, ids: Tensor, context: EncoderContext) -> tuple[Tensor, dict]:
-        decoder_ids = self.mlm.prepare_decoder_input_ids_from_labels(ids)
-        return decoder_ids, {"encoder_outputs": (context.states,), "use_cache": False}
+    def _decoder_inputs(self, ids: Tensor, context: EncoderContext | None) -> tuple[Tensor, dict]:
+        shift = getattr(self.mlm, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None or context is None:
+            raise ValueError(f"{type(self.mlm).__name__} needs an encoder input, and must shift labels by itself")
+        return shift(ids), {"encoder_outputs": (context.states,), "use_cache": False}
 
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         self.mlm._init_weights(module)
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self.mlm.get_input_embeddings()
 
-    def set_input_embeddings(self, value):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.mlm.set_input_embeddings(value)
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> nn.Module | None:
         return self.mlm.get_output_embeddings()
 
-    def set_output_embeddings(self, new_embeddings):
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.mlm.set_output_embeddings(new_embeddings)
+
+
+def _named(name: str | os.PathLike | None) -> str | os.PathLike:
+    """Transformers takes `None` where configuration and weights are given."""
+    if name is None:
+        raise ValueError("pretrained_model_name_or_path must be a name or a folder, got None")
+    return name
 
 
 def _checked_fields(fields: dict) -> dict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from torch import Tensor
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
 from hf_ebm.models.position_limits import max_length
-from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.scoring.rows import EncoderContext, Sequences
+
+if TYPE_CHECKING:
+    from hf_ebm.models.energy.energy_base import EnergyBase
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 
 class Chains(NamedTuple):
@@ -36,7 +39,7 @@ class Chains(NamedTuple):
     context: EncoderContext | None
 
 
-def proposal_support(model, suppress_tokens: list[int] | None) -> Tensor:
+def proposal_support(model: EnergyBase, suppress_tokens: list[int] | None) -> Tensor:
     """(V,) bool: the tokens a free position may hold.
 
     Raises:
@@ -66,8 +69,8 @@ def proposal_support(model, suppress_tokens: list[int] | None) -> Tensor:
 
 
 def build_chains(
-    model,
-    config: ChainGenerationConfig,
+    model: EnergyBase,
+    config: ResolvedChainConfig,
     chain_keys: Sequence[tuple[int, int]] | None,
     inputs: dict[str, Tensor | None],
     chain_rows: Sequence[int] | None = None,
@@ -79,10 +82,11 @@ def build_chains(
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
         chain_rows: the row of the inputs that each of `chain_keys` starts from; by default its prompt.
     """
+    input_ids = inputs["input_ids"]
     if chain_rows is not None:
-        _check_chain_rows(chain_rows, chain_keys, inputs["input_ids"])
+        _check_chain_rows(chain_rows, chain_keys, input_ids)
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
-    if inputs["input_ids"] is None:
+    if input_ids is None:
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
         rows = _unconditional(model, config, lengths, keys, inputs)
         sequences, free = check_inputs(model, *rows)
@@ -91,17 +95,17 @@ def build_chains(
             context = EncoderContext(context.states.expand(len(keys), -1, -1), context.lengths.expand(len(keys)))
         sequences = sequences._replace(context=context)
     else:  # prompts are checked, and named in errors, before they are copied for their chains
-        _check_rows(inputs)
-        prompts = len(inputs["input_ids"])
+        prompts = len(input_ids)
+        _check_rows(inputs, prompts)
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
-        checked = check_inputs(model, *(inputs[name] for name in ("input_ids", "attention_mask", "free_mask")))
+        checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
         context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts)
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
         sequences, free = _copied(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else list(chain_rows))
         )
     ids = sequences.ids
-    masks = ids == model.config.mask_token_id  # padding holds none: `check_inputs` has overwritten it
+    masks = ids.eq(_mask_id(model))  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
@@ -109,7 +113,9 @@ def build_chains(
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
 
 
-def _check_chain_rows(chain_rows, chain_keys, input_ids: Tensor | None) -> None:
+def _check_chain_rows(
+    chain_rows: Sequence[int], chain_keys: Sequence[tuple[int, int]] | None, input_ids: Tensor | None
+) -> None:
     if chain_keys is None or input_ids is None:
         raise ValueError("chain_rows was given without chain_keys and input_ids; it says which row each chain takes")
     if len(chain_rows) != len(chain_keys) or not all(is_whole(row) and 0 <= row < len(input_ids) for row in chain_rows):
@@ -119,10 +125,10 @@ def _check_chain_rows(chain_rows, chain_keys, input_ids: Tensor | None) -> None:
         )
 
 
-def _checked_keys(chain_keys, prompts: int | None, num_chains: int) -> list[ChainKey]:
+def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | None, num_chains: int) -> list[ChainKey]:
     """The chains; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
     if chain_keys is None:
-        chain_keys = [(prompt, chain) for prompt in range(prompts) for chain in range(num_chains)]
+        chain_keys = [(prompt, chain) for prompt in range(prompts or 0) for chain in range(num_chains)]
     keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
     allowed = "from 0 up" if prompts is None else f"below {prompts}"
     wrong = [tuple(key) for key in keys if min(key) < 0 or (prompts is not None and key.prompt >= prompts)]
@@ -144,16 +150,22 @@ def _copied(prompts: EnergyInputs, which: Tensor) -> EnergyInputs:
     return EnergyInputs(copies, prompts.scored[on_device])
 
 
-def _check_rows(inputs: dict[str, Tensor | None]) -> None:
+def _mask_id(model: EnergyBase) -> int:
+    if model.config.mask_token_id is None:
+        raise ValueError("mask_token_id is not set, so nothing can be sampled")
+    return model.config.mask_token_id
+
+
+def _check_rows(inputs: dict[str, Tensor | None], prompts: int) -> None:
     """Rows are picked per chain next, so their number must be right before."""
-    prompts = max(1, len(inputs["input_ids"]))
+    prompts = max(1, prompts)
     for name, value in inputs.items():
         if value is not None and (not isinstance(value, Tensor) or value.dim() != 2 or len(value) != prompts):
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
             raise ValueError(f"{name} has {found}; it must be a tensor of {prompts} rows, at least one")
 
 
-def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys: list[ChainKey]) -> None:
+def _check_free(free: Tensor, masks: Tensor, config: ResolvedChainConfig, keys: list[ChainKey]) -> None:
     for row, (key, count) in enumerate(zip(keys, free.sum(1).tolist(), strict=True)):
         if count == 0:
             raise ValueError(f"input_ids: prompt {key.prompt} has no free position; there is nothing to sample")
@@ -169,7 +181,7 @@ def _check_free(free: Tensor, masks: Tensor, config: ChainGenerationConfig, keys
 
 
 def _unconditional(
-    model, config: ChainGenerationConfig, choices: list, keys: list[ChainKey], inputs: dict
+    model: EnergyBase, config: ResolvedChainConfig, choices: list, keys: list[ChainKey], inputs: dict
 ) -> tuple[Tensor, Tensor]:
     """Ids and attention mask of one all-masked sequence per chain."""
     given = [name for name in ("attention_mask", "free_mask") if inputs[name] is not None]
@@ -189,7 +201,7 @@ def _unconditional(
     ids = torch.full((len(keys), len(prefix) + max(lengths) + len(suffix)), padding_id(model), dtype=torch.long)
     attention_mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
-        text = [*prefix, *[model.config.mask_token_id] * length, *suffix]
+        text = [*prefix, *[_mask_id(model)] * length, *suffix]
         ids[row, : len(text)] = torch.tensor(text)
         attention_mask[row, : len(text)] = 1
     for name in ("encoder_input_ids", "encoder_attention_mask"):

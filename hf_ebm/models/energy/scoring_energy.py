@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
+from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.scoring.rows import BadLogitsError
@@ -21,7 +23,7 @@ from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 _TEXTS_PER_POOL = 256
 
 
-@dataclass
+@model_output
 class ScoreOutput(ModelOutput):
     """Energies of N texts, in the order of the texts.
 
@@ -36,14 +38,14 @@ class ScoreOutput(ModelOutput):
         variant: what was computed, see `hf_ebm.scoring.variants`.
     """
 
-    energy: torch.DoubleTensor | None = None
-    num_tokens: torch.LongTensor | None = None
-    tokens: list[list[str]] | None = None
-    token_energies: list[list[float]] | None = None
-    words: list[list[str]] | None = None
-    word_energies: list[list[float]] | None = None
-    pseudo_perplexity: torch.DoubleTensor | None = None
-    variant: str | None = None
+    energy: Tensor
+    num_tokens: Tensor
+    tokens: list[list[str]]
+    token_energies: list[list[float]]
+    words: list[list[str]] | None
+    word_energies: list[list[float]] | None
+    pseudo_perplexity: Tensor | None
+    variant: str
 
     @property
     def corpus_pseudo_perplexity(self) -> float:
@@ -53,14 +55,14 @@ class ScoreOutput(ModelOutput):
         return float((self.energy.sum() / self.num_tokens.sum()).exp())
 
 
-class EnergyScoringMixin(RerankMixin):
+class EnergyScoringMixin(RerankMixin, EnergyBase):
     """Gives a model `score`, `score_ids` and `rerank`."""
 
     @torch.no_grad()
     def score(
         self,
         texts: Iterable[str] | str | Path,
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         prefixes: Iterable[str] | None = None,
         suffixes: Iterable[str] | None = None,
@@ -88,18 +90,21 @@ class EnergyScoringMixin(RerankMixin):
         """
         variant = self._checked_variant(variant, stride)
         rows = as_texts("texts", texts)
-        contexts = {"prefixes": prefixes, "suffixes": suffixes, "encoder_texts": encoder_texts}
-        for name, given in contexts.items():
-            contexts[name] = None if given is None else as_texts(name, given)
-            if given is not None and len(contexts[name]) != len(rows):
-                raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
+        contexts: dict[str, list[str]] = {}
+        for name, given in (("prefixes", prefixes), ("suffixes", suffixes), ("encoder_texts", encoder_texts)):
+            if given is not None:
+                contexts[name] = as_texts(name, given)
+                if len(contexts[name]) != len(rows):
+                    raise ValueError(
+                        f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal"
+                    )
         if variant == "within_word_l2r" and not tokenizer.is_fast:
             raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
         conditional = self.mlm.config.is_encoder_decoder
         if conditional != (encoder_texts is not None):
             role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
             raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
-        encoded = encode_texts(self, tokenizer, rows, contexts["prefixes"], contexts["suffixes"], separator)
+        encoded = encode_texts(self, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
         encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
         terms = self._term_lists(encoded, encoder_ids, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)
@@ -144,7 +149,12 @@ class EnergyScoringMixin(RerankMixin):
         return variant
 
     def _term_lists(
-        self, encoded: list[EncodedText], encoder_ids: list[list[int]] | None, variant: str, stride: int, token_budget
+        self,
+        encoded: list[EncodedText],
+        encoder_ids: list[list[int]] | None,
+        variant: str,
+        stride: int,
+        token_budget: int | None,
     ) -> list[list[float]]:
         """Energy terms of the scored tokens of each text."""
         terms: list[list[float]] = [[] for _ in encoded]
@@ -174,7 +184,7 @@ class EnergyScoringMixin(RerankMixin):
         return terms
 
     def _score_output(
-        self, encoded: list[EncodedText], terms: list[list[float]], tokenizer, variant: str
+        self, encoded: list[EncodedText], terms: list[list[float]], tokenizer: PreTrainedTokenizerBase, variant: str
     ) -> ScoreOutput:
         positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
         energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
@@ -191,7 +201,7 @@ class EnergyScoringMixin(RerankMixin):
             energy=energy,
             num_tokens=num_tokens,
             tokens=[
-                tokenizer.convert_ids_to_tokens([text.ids[i] for i in where])
+                list(tokenizer.convert_ids_to_tokens([text.ids[i] for i in where]))
                 for text, where in zip(encoded, positions, strict=True)
             ],
             token_energies=terms,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 # Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, fairseq's madeupword0007, NOTUSED.
 _PLACEHOLDER = re.compile(
@@ -13,7 +17,9 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]:
+def token_roles(
+    tokenizer: PreTrainedTokenizerBase | ProcessorMixin, vocab_size: int
+) -> dict[str, int | list[int] | None]:
     """The token fields of `EnergyConfig` from a tokenizer.
 
     Args:
@@ -23,7 +29,7 @@ def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]
     Raises:
         ValueError: if the tokenizer has no mask token, or more tokens than the model has embeddings.
     """
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    tokenizer = _tokenizer_of(tokenizer)
     mask_id = tokenizer.mask_token_id
     if mask_id is None:
         raise ValueError(
@@ -54,6 +60,15 @@ def token_roles(tokenizer, vocab_size: int) -> dict[str, int | list[int] | None]
     }
 
 
+def _tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    if isinstance(processing_class, PreTrainedTokenizerBase):
+        return processing_class
+    tokenizer = getattr(processing_class, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"tokenizer: {type(processing_class).__name__} is none and holds none")
+    return tokenizer
+
+
 # One of these lies beside the weights if a checkpoint has a tokenizer. Without one, Transformers would make up a
 # tokenizer from the model's configuration, and every energy computed with it would be wrong.
 _TOKENIZER_FILES = (
@@ -62,7 +77,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def own_tokenizer(name: str, **hub_arguments):
+def own_tokenizer(name: str, **hub_arguments: Any) -> PreTrainedTokenizerBase | None:
     """The tokenizer that a folder or Hub repository holds, or `None` if it holds none.
 
     Args:

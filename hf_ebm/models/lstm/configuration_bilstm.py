@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 
 
@@ -29,7 +31,7 @@ class BiLSTMMaskedLMConfig(PreTrainedConfig):
     pad_token_id: int = 0
     tie_word_embeddings: bool = False
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name in ("vocab_size", "embedding_dim", "hidden_size"):
             value = getattr(self, name)

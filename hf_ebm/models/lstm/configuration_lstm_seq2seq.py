@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 
 ATTENTIONS = ("additive", "fixed")
@@ -58,7 +60,7 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = False
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, **kwargs: Any) -> None:
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
@@ -80,11 +82,16 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
             raise ValueError(f"initializer_range must be positive, got {self.initializer_range!r}")
         self._check_token_ids()
 
+    @property
+    def num_target_ids(self) -> int:
+        """`decoder_vocab_size`, which is `vocab_size` where none is given."""
+        return self.vocab_size if self.decoder_vocab_size is None else self.decoder_vocab_size
+
     def _check_token_ids(self) -> None:
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
             value = getattr(self, name)
             # Padding stands in sources too; the others are read and written by the decoder alone.
-            limit = min(self.vocab_size, self.decoder_vocab_size) if name == "pad_token_id" else self.decoder_vocab_size
+            limit = min(self.vocab_size, self.num_target_ids) if name == "pad_token_id" else self.num_target_ids
             if not isinstance(value, int) or not 0 <= value < limit:
                 raise ValueError(f"{name} must be an id from 0 to {limit - 1}, got {value!r}")
         if self.pad_token_id == self.eos_token_id:

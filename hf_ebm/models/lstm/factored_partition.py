@@ -57,7 +57,9 @@ class _Sweep:
         parts = [self._leaf(*found, opening) for found in self._suffixes(state, sums, [], inner)]
         return float(torch.stack(parts).logsumexp(0))
 
-    def _suffixes(self, state: State, sums: Tensor, suffix: list[int], more: int) -> Iterator[tuple]:
+    def _suffixes(
+        self, state: State, sums: Tensor, suffix: list[int], more: int
+    ) -> Iterator[tuple[State, Tensor, list[int]]]:
         """Left states and sums of all prefixes behind each suffix that lacks its last token."""
         if not more:
             yield state, sums, suffix
@@ -95,7 +97,7 @@ class _Sweep:
     def _branch(self, lstm: torch.nn.LSTM, state: State) -> State:
         """Every state after every token: (N, …) to (N V, …), tokens varying fastest."""
         count, known = len(self.tokens), state[0].shape[1]
-        repeated = tuple(part.repeat_interleave(count, 1) for part in state)
+        repeated = state[0].repeat_interleave(count, 1), state[1].repeat_interleave(count, 1)
         return self._read(lstm, self.tokens.repeat(known), repeated)
 
     def _read(self, lstm: torch.nn.LSTM, ids: Tensor, state: State) -> State:

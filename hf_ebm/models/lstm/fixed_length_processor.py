@@ -37,4 +37,4 @@ class FixedLengthLogitsProcessor(LogitsProcessor):
         after_end = torch.full_like(scores, -torch.inf)
         after_end[:, self.pad_token_id] = 0.0
         last = self.source_lengths.to(scores.device)[:, None] - 1
-        return torch.where(position < last, before_end, torch.where(position == last, at_end, after_end))
+        return torch.where(last.gt(position), before_end, torch.where(last.eq(position), at_end, after_end))

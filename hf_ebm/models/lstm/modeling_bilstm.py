@@ -21,7 +21,7 @@ class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):
     base_model_prefix = "bilstm"
     main_input_name = "input_ids"
 
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         bound = self.config.initializer_range
         for parameter in module.parameters(recurse=False):
             init.uniform_(parameter, -bound, bound)
@@ -50,8 +50,8 @@ class BiLSTMModel(BiLSTMPreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embed_tokens = value
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.add_module("embed_tokens", value)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, return_dict: bool = True
@@ -119,7 +119,8 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
         logits = self.lm_head(self.dropout(hidden))
         loss = None
         if labels is not None:
-            loss = fixed_cross_entropy(logits.float().flatten(0, 1), labels.flatten(), num_items_in_batch)
+            count = num_items_in_batch  # may be an int as well, whatever the annotation says
+            loss = fixed_cross_entropy(logits.float().flatten(0, 1), labels.flatten(), count)  # type: ignore[arg-type]
         output = MaskedLMOutput(loss=loss, logits=logits)
         return output if return_dict else output.to_tuple()
 
@@ -152,7 +153,8 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
         """States (V^n, H) after `around` and every sequence of n free tokens, for n from 0 to `length` - 1."""
         embed = self.bilstm.embed_tokens
         size = lstm.hidden_size
-        state = (embed.weight.new_zeros(1, 1, size),) * 2
+        nothing = embed.weight.new_zeros(1, 1, size)
+        state = nothing, nothing
         if around:
             _, state = lstm(embed(torch.tensor([around], device=tokens.device)), state)
         found, count = [state[0][0]], len(tokens)
@@ -160,10 +162,10 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
             known = state[0].shape[1]
             if grows_left:  # the token read next stands in front of those read, so it varies slowest
                 ids = tokens.repeat_interleave(known)
-                state = tuple(part.repeat(1, count, 1) for part in state)
+                state = state[0].repeat(1, count, 1), state[1].repeat(1, count, 1)
             else:
                 ids = tokens.repeat(known)
-                state = tuple(part.repeat_interleave(count, 1) for part in state)
+                state = state[0].repeat_interleave(count, 1), state[1].repeat_interleave(count, 1)
             _, state = lstm(embed(ids)[:, None], state)
             found.append(state[0][0])
         return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, GenerationMixin, LogitsProcessorList, PreTrainedModel
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -38,10 +41,10 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         super().__init__(config)
         self.encoder = LSTMEncoder(config)
         self.decoder = LSTMDecoder(config)
-        self.lm_head = nn.Linear(2 * config.hidden_size, config.decoder_vocab_size)
+        self.lm_head = nn.Linear(2 * config.hidden_size, config.num_target_ids)
         self.post_init()
 
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         bound = self.config.initializer_range
         for parameter in module.parameters(recurse=False):
             init.uniform_(parameter, -bound, bound)
@@ -52,11 +55,11 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         """The embedding of source ids; that of target ids is `get_decoder().get_input_embeddings()`."""
         return self.encoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: nn.Module) -> None:
         """Replaces the embedding of source ids."""
-        self.encoder.embed_tokens = value
+        self.encoder.add_module("embed_tokens", value)
 
-    def resize_token_embeddings(self, *args, **kwargs):
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: source and target ids have vocabularies of their own, and one number cannot say which to resize.
 
         Raises:
@@ -65,7 +68,7 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         raise ValueError(
             "resize_token_embeddings: the model has a source and a target vocabulary; make a model of the size you "
             f"need with vocab_size (now {self.config.vocab_size}) and decoder_vocab_size (now "
-            f"{self.config.decoder_vocab_size}) in its configuration"
+            f"{self.config.num_target_ids}) in its configuration"
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
@@ -88,7 +91,7 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput | tuple:
         """Logits of the targets given the sources, with the loss if there are labels.
 
@@ -143,7 +146,7 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         output = Seq2SeqLMOutput(
             loss=None if labels is None else _loss(logits, labels, kwargs.get("num_items_in_batch")),
             logits=logits,
-            cache=cache if use_cache else None,
+            cache=cache if use_cache else None,  # type: ignore[arg-type]  # annotated as one of keys and values
             cross_attentions=(weights[:, None],) if output_attentions and weights is not None else None,
             encoder_last_hidden_state=source_states,
         )
@@ -166,15 +169,22 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
             _refuse_rows(targets != sources, targets, sources, "a target must be as long as its source")
 
     def _check_labels(self, labels: Tensor) -> None:
-        wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.decoder_vocab_size))
+        wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.num_target_ids))
         if bool(wrong.any()):
             row, position = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"labels: row {row} has {int(labels[row, position])}, must be from 0 to "
-                f"{self.config.decoder_vocab_size - 1}, or {_IGNORED} where there is no target"
+                f"{self.config.num_target_ids - 1}, or {_IGNORED} where there is no target"
             )
 
-    def _check_shapes(self, embeds: Tensor, source_states: Tensor, attention_mask, cache, labels) -> None:
+    def _check_shapes(
+        self,
+        embeds: Tensor,
+        source_states: Tensor,
+        attention_mask: Tensor | None,
+        cache: LSTMCache | None,
+        labels: Tensor | None,
+    ) -> None:
         batch, source_shape = len(source_states), source_states.shape[:2]
         if attention_mask is not None and attention_mask.shape != source_shape:
             raise ValueError(
@@ -201,9 +211,11 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
                 f"cache: its keys must have the source's shape {tuple(source_shape)}, got {tuple(cache.keys.shape[:2])}"
             )
 
-    def _beam_search(self, input_ids: Tensor, *args, generation_config, **kwargs):
+    def _beam_search(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Stock beam search, which writes end tokens after the end where the padding id is 0, with padding there."""
-        result = super()._beam_search(input_ids, *args, generation_config=generation_config, **kwargs)
+        generation_config = kwargs["generation_config"]
+        stock: Callable[..., Any] = super()._beam_search  # type: ignore[misc]
+        result = stock(input_ids, *args, **kwargs)
         if generation_config._eos_token_tensor is not None:
             sequences = result if isinstance(result, Tensor) else result.sequences
             written = sequences[:, input_ids.shape[1] :]
@@ -216,20 +228,25 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         """`generate` must not make a cache of keys and values; the decoder makes its own."""
         return False
 
-    def _prepare_generated_length(self, generation_config, has_default_max_length, *, inputs_tensor, **kwargs):
+    def _prepare_generated_length(
+        self, generation_config: GenerationConfig, has_default_max_length: bool, *args: Any, **kwargs: Any
+    ) -> GenerationConfig:
         """With fixed attention the longest source sets the length; a limit that was asked for may be lower."""
+        longest = kwargs["inputs_tensor"].shape[1] + 1
         if self.config.attention == "fixed" and has_default_max_length and generation_config.max_new_tokens is None:
-            generation_config.max_new_tokens = inputs_tensor.shape[1] + 1 - kwargs["input_ids_length"]
-        generation_config = super()._prepare_generated_length(
-            generation_config, has_default_max_length, inputs_tensor=inputs_tensor, **kwargs
-        )
+            generation_config.max_new_tokens = longest - kwargs["input_ids_length"]
+        stock: Callable[..., GenerationConfig] = super()._prepare_generated_length  # type: ignore[misc]
+        generation_config = stock(generation_config, has_default_max_length, *args, **kwargs)
         if self.config.attention == "fixed":
-            generation_config.max_length = min(generation_config.max_length, inputs_tensor.shape[1] + 1)
+            generation_config.max_length = min(generation_config.max_length, longest)
         return generation_config
 
-    def _get_logits_processor(self, generation_config, *args, model_kwargs: dict, **kwargs) -> LogitsProcessorList:
+    def _get_logits_processor(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> LogitsProcessorList:
         """With fixed attention, first of all, only tokens that make the target as long as its source."""
-        processors = super()._get_logits_processor(generation_config, *args, model_kwargs=model_kwargs, **kwargs)
+        stock: Callable[..., LogitsProcessorList] = super()._get_logits_processor  # type: ignore[misc]
+        processors, model_kwargs = stock(generation_config, *args, **kwargs), kwargs["model_kwargs"]
         if self.config.attention != "fixed":
             return processors
         config, mask = self.config, model_kwargs.get("attention_mask")
@@ -243,10 +260,19 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
 def _loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     """Cross entropy, the mean over the batch's targets, or their sum over `num_items_in_batch`; at least float32."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return fixed_cross_entropy(logits.flatten(0, 1), labels.to(logits.device).flatten(), num_items_in_batch, _IGNORED)
+    labels, count = labels.to(logits.device).flatten(), num_items_in_batch
+    # The number may be an int as well, whatever the annotation says.
+    return fixed_cross_entropy(logits.flatten(0, 1), labels, count, _IGNORED)  # type: ignore[arg-type]
 
 
-def _check_aligned(embeds, source_states, attention_mask, cache, labels, decoder_attention_mask) -> None:
+def _check_aligned(
+    embeds: Tensor,
+    source_states: Tensor,
+    attention_mask: Tensor | None,
+    cache: LSTMCache | None,
+    labels: Tensor | None,
+    decoder_attention_mask: Tensor | None,
+) -> None:
     """Raises `ValueError` if a row has more targets than source positions to read.
 
     Which rows end early is known from labels or the decoder's mask. Without them (in generation, where rows that are

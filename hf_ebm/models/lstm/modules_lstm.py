@@ -73,11 +73,11 @@ class LSTMEncoder(nn.Module):
         Raises:
             ValueError: for ids outside the vocabulary, padding on the left, empty rows or mismatched shapes.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids, inputs_embeds: give one of them (or encoder_outputs), got both or none")
-        if inputs_embeds is None:
+        if input_ids is not None and inputs_embeds is None:
             _check_ids("input_ids", input_ids, self.embed_tokens.num_embeddings)
             inputs_embeds = self.embed_tokens(input_ids)
+        elif input_ids is not None or inputs_embeds is None:
+            raise ValueError("input_ids, inputs_embeds: give one of them (or encoder_outputs), got both or none")
         embeds, shape = self.dropout(inputs_embeds), inputs_embeds.shape[:2]
         if attention_mask is None:
             states = self.lstm(embeds)[0]
@@ -124,7 +124,7 @@ class LSTMDecoder(nn.Module):
         super().__init__()
         self.config = config
         layers, size = config.decoder_layers, config.hidden_size
-        self.embed_tokens = nn.Embedding(config.decoder_vocab_size, config.decoder_embedding_dim, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.num_target_ids, config.decoder_embedding_dim, config.pad_token_id)
         self.dropout = nn.Dropout(config.dropout)
         self.lstm = nn.LSTM(
             config.decoder_embedding_dim + size,
@@ -188,7 +188,7 @@ class LSTMDecoder(nn.Module):
             features, cache = self._read_fixed(embeds, source_states, cache)
             weights = None
         else:
-            features, cache, weights = self._read_additive(embeds, source_states, attention_mask, cache)
+            features, cache, weights = self._read_additive(self.attention, embeds, source_states, attention_mask, cache)
         return self.dropout(features), cache, weights
 
     def _read_fixed(self, embeds: Tensor, source_states: Tensor, cache: LSTMCache) -> tuple[Tensor, LSTMCache]:
@@ -202,14 +202,19 @@ class LSTMDecoder(nn.Module):
         return torch.cat([outputs, contexts], -1), LSTMCache(hidden, cell, end)
 
     def _read_additive(
-        self, embeds: Tensor, source_states: Tensor, attention_mask: Tensor | None, cache: LSTMCache
+        self,
+        attention: AdditiveAttention,
+        embeds: Tensor,
+        source_states: Tensor,
+        attention_mask: Tensor | None,
+        cache: LSTMCache,
     ) -> tuple[Tensor, LSTMCache, Tensor]:
-        keys = self.attention.key(source_states) if cache.keys is None else cache.keys
+        keys = attention.key(source_states) if cache.keys is None else cache.keys
         padding = None if attention_mask is None else ~attention_mask.to(keys.device).bool()
         hidden, cell = list(cache.hidden.unbind(0)), list(cache.cell.unbind(0))
         layer_weights, features, weights = self.lstm.all_weights, [], []
         for embed in embeds.unbind(1):
-            context, weight = self.attention(hidden[-1], keys, source_states, padding)
+            context, weight = attention(hidden[-1], keys, source_states, padding)
             below = torch.cat([embed, context], -1)
             for layer, parameters in enumerate(layer_weights):
                 if layer > 0:

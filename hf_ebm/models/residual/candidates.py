@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode, own_generation_config
+from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded
+
+if TYPE_CHECKING:
+    from hf_ebm.models.residual.residual_base import ResidualBase
 
 
 class Proposal(NamedTuple):
@@ -78,7 +81,9 @@ def sample_continuations(
     return found
 
 
-def _sample(lm, prefixes: Tensor, count: int, proposal: Proposal, rows_at_once: int):
+def _sample(
+    lm: PreTrainedModel, prefixes: Tensor, count: int, proposal: Proposal, rows_at_once: int
+) -> Iterator[list[list[Tensor]]]:
     """Yields, for parts of `count`, the continuations of each of the prefixes (B, P)."""
     cache = None
     if prefixes.shape[1] > 1 and can_share_prefix(lm):
@@ -88,13 +93,14 @@ def _sample(lm, prefixes: Tensor, count: int, proposal: Proposal, rows_at_once: 
         times = min(part, count - done)
         rows = prefixes.repeat_interleave(times, 0)
         shared = {} if cache is None else {"cache": repeated(cache, times)}
-        ids = lm.generate(input_ids=rows, attention_mask=torch.ones_like(rows), generation_config=config, **shared)
+        mask = torch.ones_like(rows)
+        ids = decoded(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
         drawn = ends_at(ids[:, prefixes.shape[1] :], proposal.end_ids)
         yield [drawn[row * times : (row + 1) * times] for row in range(len(prefixes))]
 
 
 @torch.no_grad()
-def candidate_energies(model, prefix: Tensor, candidates: Sequence[Tensor], rows_at_once: int) -> Tensor:
+def candidate_energies(model: ResidualBase, prefix: Tensor, candidates: Sequence[Tensor], rows_at_once: int) -> Tensor:
     """Energies (n,) of continuations of one prefix, in nats, on the CPU in float64; equal ones are computed once.
 
     Raises:
@@ -121,18 +127,18 @@ def candidate_energies(model, prefix: Tensor, candidates: Sequence[Tensor], rows
 
 
 class _EncodedPrefix(NamedTuple):
-    cache: object
+    cache: DynamicCache
     sum: Tensor  # of hidden states, (1, d)
     length: int
 
 
-def _encoded_prefix(model, prefix: Tensor) -> _EncodedPrefix:
+def _encoded_prefix(model: ResidualBase, prefix: Tensor) -> _EncodedPrefix:
     ids = prefix[None].to(model.encoder.device)
     cache, hidden = prefix_cache(model.encoder, ids)
     return _EncodedPrefix(cache, model.summed(hidden, torch.ones_like(ids)), len(prefix))
 
 
-def _energies_behind(model, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
+def _energies_behind(model: ResidualBase, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
     """Energies of continuations that share a prefix: a causal encoder reads only what is behind it."""
     ids, mask = pad_right([ids.to(model.encoder.device) for ids in candidates], model.encoder_pad_id)
     whole = torch.cat([mask.new_ones(len(mask), shared.length), mask], 1)

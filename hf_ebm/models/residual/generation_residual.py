@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +11,10 @@ from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
+from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
-from hf_ebm.models.residual.inputs_residual import check_prefixes, unpadded
+from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of, unpadded
+from hf_ebm.models.residual.residual_base import ResidualBase
 from hf_ebm.models.residual.stepwise import StepwiseSettings, sample_stepwise
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
@@ -62,6 +63,21 @@ class JointGenerationConfig(GenerationSettings):
     """
 
     defaults = _DEFAULTS
+    method: str | None
+    max_new_tokens: int | None
+    num_candidates: int | None
+    num_samples: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    stepwise_top_k: int | None
+    num_rollouts: int | None
+    candidates_at_once: int | None
+    seed: int | None
+
+    if TYPE_CHECKING:
+
+        def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> ResolvedJointConfig: ...
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
         """Raises `ValueError` for values out of range and for contradictory ones."""
@@ -76,7 +92,38 @@ class JointGenerationConfig(GenerationSettings):
         self._check_number("top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
 
 
-@dataclass
+if TYPE_CHECKING:
+
+    class ResolvedJointConfig(JointGenerationConfig):
+        """What `resolved` gives, for type checkers: what has a default is set, and so is the seed once it is drawn."""
+
+        method: str
+        max_new_tokens: int
+        num_candidates: int
+        num_samples: int
+        temperature: float
+        stepwise_top_k: int
+        num_rollouts: int
+        candidates_at_once: int
+        seed: int
+
+
+class _Joined(NamedTuple):
+    """Samples of a prompt and their energies; with resampling also the candidates they were drawn from."""
+
+    samples: list[Tensor]
+    energies: Tensor
+    candidates: _Candidates | None = None
+
+
+class _Candidates(NamedTuple):
+    ids: list[Tensor]
+    energies: Tensor
+    log_weights: Tensor
+    size: Tensor
+
+
+@model_output
 class JointGenerationOutput(ModelOutput):
     """Samples of B prompts, `num_samples` each: those of the first prompt, then those of the second, …
 
@@ -93,20 +140,22 @@ class JointGenerationOutput(ModelOutput):
         seed: the seed used.
     """
 
-    sequences: torch.LongTensor | None = None
-    attention_mask: torch.LongTensor | None = None
-    prompt_lengths: torch.LongTensor | None = None
-    energies: torch.DoubleTensor | None = None
-    prompt_indices: torch.LongTensor | None = None
-    effective_sample_size: torch.DoubleTensor | None = None
-    candidates: list[list[Tensor]] | None = None
-    candidate_energies: torch.DoubleTensor | None = None
-    candidate_log_weights: torch.DoubleTensor | None = None
-    seed: int | None = None
+    sequences: Tensor
+    attention_mask: Tensor
+    prompt_lengths: Tensor
+    energies: Tensor
+    prompt_indices: Tensor
+    effective_sample_size: Tensor | None
+    candidates: list[list[Tensor]] | None
+    candidate_energies: Tensor | None
+    candidate_log_weights: Tensor | None
+    seed: int
 
 
-class JointGenerationMixin(SettingsGenerationMixin):
+class JointGenerationMixin(SettingsGenerationMixin, ResidualBase):
     """Gives a residual model `generate`."""
+
+    generation_config: JointGenerationConfig
 
     @torch.no_grad()
     def generate(
@@ -116,7 +165,7 @@ class JointGenerationMixin(SettingsGenerationMixin):
         generation_config: JointGenerationConfig | None = None,
         *,
         return_candidates: bool = False,
-        **overrides,
+        **overrides: Any,
     ) -> JointGenerationOutput:
         """Samples continuations from `P_LM(x | prefix) exp(-E(prefix, x)) / Z(prefix)`.
 
@@ -146,17 +195,19 @@ class JointGenerationMixin(SettingsGenerationMixin):
             )
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
-        prompts = [[]] if input_ids is None else input_ids
-        if isinstance(prompts, Tensor):
-            prompts = unpadded(prompts, attention_mask)
+        prompts: Sequence[Tensor | Sequence[int]] = [[]]
+        if isinstance(input_ids, Tensor):
+            prompts = unpadded(input_ids, attention_mask)
         elif attention_mask is not None:
             raise ValueError("attention_mask is for a tensor of input_ids, which lists of ids don't need")
+        elif input_ids is not None:
+            prompts = input_ids
         prefixes = check_prefixes(self, prompts, config.max_new_tokens)
         join = self._resample if config.method == "resampling" else self._stepwise
         numbers = logging.tqdm(range(len(prefixes)), desc="Sampling", unit="prompt", delay=2, leave=False)
         return _output(self, prefixes, [join(prefixes[row], row, config) for row in numbers], config, return_candidates)
 
-    def proposal(self, config: JointGenerationConfig) -> Proposal:
+    def proposal(self, config: ResolvedJointConfig) -> Proposal:
         """How candidates are sampled from the language model."""
         return Proposal(
             config.max_new_tokens,
@@ -166,12 +217,12 @@ class JointGenerationMixin(SettingsGenerationMixin):
             config.top_p,
         )
 
-    def _resample(self, prefix: Tensor, row: int, config: JointGenerationConfig) -> dict:
+    def _resample(self, prefix: Tensor, row: int, config: ResolvedJointConfig) -> _Joined:
         part, proposal = config.candidates_at_once, self.proposal(config)
         candidates: list[Tensor] = []
         for number, done in enumerate(range(0, config.num_candidates, part)):
             count, seed = min(part, config.num_candidates - done), stream_seed(config.seed, row, number)
-            drawn = sample_continuations(self.lm, [prefix], count, proposal, seed, part)[0]
+            drawn = sample_continuations(lm_of(self), [prefix], count, proposal, seed, part)[0]
             candidates += [ids.cpu() for ids in drawn]
         try:
             energies = candidate_energies(self, prefix, candidates, part)
@@ -186,12 +237,10 @@ class JointGenerationMixin(SettingsGenerationMixin):
                 f"prompt {row}: the weights of {config.num_candidates} candidates are those of {float(size):.1f} equal "
                 "ones; take more candidates, or a better language model"
             )
-        return {
-            "samples": [candidates[i] for i in chosen.tolist()], "energies": energies[chosen], "size": size,
-            "candidates": candidates, "candidate_energies": energies, "log_weights": log_weights,
-        }  # fmt: skip
+        pool = _Candidates(candidates, energies, log_weights, size)
+        return _Joined([candidates[i] for i in chosen.tolist()], energies[chosen], pool)
 
-    def _stepwise(self, prefix: Tensor, row: int, config: JointGenerationConfig) -> dict:
+    def _stepwise(self, prefix: Tensor, row: int, config: ResolvedJointConfig) -> _Joined:
         settings = StepwiseSettings(
             config.max_new_tokens, config.stepwise_top_k, config.num_rollouts, config.candidates_at_once
         )
@@ -203,7 +252,7 @@ class JointGenerationMixin(SettingsGenerationMixin):
             energies = candidate_energies(self, prefix, samples, config.candidates_at_once)
         except ValueError as error:
             raise ValueError(f"prompt {row}, rollout: {error}") from error
-        return {"samples": samples, "energies": energies}
+        return _Joined(samples, energies)
 
 
 def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
@@ -220,24 +269,28 @@ def stream_seed(seed: int, *key: int) -> int:
     return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _output(model, prefixes, results: list[dict], config, return_candidates: bool) -> JointGenerationOutput:
+def _output(
+    model: ResidualBase,
+    prefixes: list[Tensor],
+    results: list[_Joined],
+    config: ResolvedJointConfig,
+    return_candidates: bool,
+) -> JointGenerationOutput:
     rows = [
-        torch.cat([prefix.cpu(), ids]) for prefix, own in zip(prefixes, results, strict=True) for ids in own["samples"]
+        torch.cat([prefix.cpu(), ids]) for prefix, own in zip(prefixes, results, strict=True) for ids in own.samples
     ]
     sequences, mask = pad_right(rows, model.config.lm_pad_token_id)
-    times = torch.tensor([len(own["samples"]) for own in results])
-    output = JointGenerationOutput(
+    times = torch.tensor([len(own.samples) for own in results])
+    pools = [own.candidates for own in results if own.candidates is not None]  # none of them with "stepwise"
+    return JointGenerationOutput(
         sequences=sequences,
         attention_mask=mask,
         prompt_lengths=torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(times),
-        energies=torch.cat([own["energies"] for own in results]),
+        energies=torch.cat([own.energies for own in results]),
         prompt_indices=torch.arange(len(results)).repeat_interleave(times),
+        effective_sample_size=torch.stack([pool.size for pool in pools]) if pools else None,
+        candidates=[pool.ids for pool in pools] if return_candidates else None,
+        candidate_energies=torch.stack([pool.energies for pool in pools]) if return_candidates else None,
+        candidate_log_weights=torch.stack([pool.log_weights for pool in pools]) if return_candidates else None,
         seed=config.seed,
     )
-    if config.method == "resampling":
-        output.effective_sample_size = torch.stack([own["size"] for own in results])
-    if return_candidates:
-        output.candidates = [own["candidates"] for own in results]
-        output.candidate_energies = torch.stack([own["candidate_energies"] for own in results])
-        output.candidate_log_weights = torch.stack([own["log_weights"] for own in results])
-    return output

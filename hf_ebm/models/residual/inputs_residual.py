@@ -3,51 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.vocabulary import num_embeddings
+
+if TYPE_CHECKING:
+    from hf_ebm.models.residual.residual_base import ResidualBase
 
 
-def check_parts(model) -> None:
-    """Raises `ValueError` unless language model and encoder are there and on one device."""
+def lm_of(model: ResidualBase) -> PreTrainedModel:
+    """The language model. Raises `ValueError` where it is not loaded."""
     if model.lm is None:
         raise ValueError(
             f"lm: the language model is kept by reference ({model.config.lm_reference}); load the model with "
             "from_pretrained"
         )
-    if model.lm.device != model.encoder.device or model.head.weight.device != model.encoder.device:
+    return model.lm
+
+
+def check_parts(model: ResidualBase) -> PreTrainedModel:
+    """The language model; raises `ValueError` unless it and the encoder are there and on one device."""
+    lm = lm_of(model)
+    if lm.device != model.encoder.device or model.head.weight.device != model.encoder.device:
         raise ValueError(
-            f"lm and encoder must be on one device, got {model.lm.device}, {model.encoder.device} and, for the head, "
+            f"lm and encoder must be on one device, got {lm.device}, {model.encoder.device} and, for the head, "
             f"{model.head.weight.device}"
         )
+    return lm
 
 
-def check_prefixes(model, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int) -> list[Tensor]:
+def check_prefixes(
+    model: ResidualBase, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int
+) -> list[Tensor]:
     """Prefixes as tensors on the language model's device; an empty one becomes its start token.
 
     Raises:
         ValueError: for none at all, ids outside the vocabulary, an empty one without a start token, and one that leaves
             language model or encoder no positions for `max_new_tokens`.
     """
-    check_parts(model)
+    lm = check_parts(model)
     if not len(prefixes):
         raise ValueError("prefixes must be one or more, got none")
-    size = model.lm.get_input_embeddings().weight.shape[0]
+    size = num_embeddings(lm)
     # The encoder's own tokens for the same text are counted when there are some.
-    parts = [("language model", model.lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
+    parts = [("language model", lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
     limits = [(name, max_length(part)) for name, part in parts]
     found = []
     for row, prefix in enumerate(prefixes):
-        ids = _as_ids(prefix, f"prefixes: row {row}", model.lm.device)
+        ids = _as_ids(prefix, f"prefixes: row {row}", lm.device)
         if not len(ids):
             if model.config.start_token_id is None:
                 raise ValueError(
                     f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
-            ids = torch.tensor([model.config.start_token_id], device=model.lm.device)
+            ids = torch.tensor([model.config.start_token_id], device=lm.device)
         check_ids(ids, size, f"prefixes: row {row}")
         for name, limit in limits:
             if limit is not None and len(ids) + max_new_tokens > limit:
@@ -59,7 +74,7 @@ def check_prefixes(model, prefixes: Sequence[Tensor | Sequence[int]], max_new_to
     return found
 
 
-def check_continuations(model, continuations: Sequence, max_new_tokens: int, count: int) -> list[Tensor]:
+def check_continuations(model: ResidualBase, continuations: Sequence, max_new_tokens: int, count: int) -> list[Tensor]:
     """Continuations as tensors on the language model's device.
 
     Raises:
@@ -67,10 +82,11 @@ def check_continuations(model, continuations: Sequence, max_new_tokens: int, cou
     """
     if len(continuations) != count:
         raise ValueError(f"continuations must be as many as prefixes, got {len(continuations)} and {count}")
-    ends, size = set(model.end_ids), model.lm.get_input_embeddings().weight.shape[0]
+    lm, ends = lm_of(model), set(model.end_ids)
+    size = num_embeddings(lm)
     found = []
     for row, continuation in enumerate(continuations):
-        ids = _as_ids(continuation, f"continuations: row {row}", model.lm.device)
+        ids = _as_ids(continuation, f"continuations: row {row}", lm.device)
         own = ids.tolist()
         if not own or len(own) > max_new_tokens:
             raise ValueError(f"continuations: row {row} has {len(own)} tokens, must have 1 to {max_new_tokens}")
@@ -84,14 +100,14 @@ def check_continuations(model, continuations: Sequence, max_new_tokens: int, cou
     return found
 
 
-def check_whole(least: int, **values) -> None:
+def check_whole(least: int, **values: object) -> None:
     """Raises `ValueError` for a value that is no whole number from `least` up, naming its argument."""
     for name, value in values.items():
         if not is_whole(value) or value < least:
             raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
 
 
-def _as_ids(values, place: str, device: torch.device) -> Tensor:
+def _as_ids(values: Any, place: str, device: torch.device) -> Tensor:
     try:
         ids = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +22,29 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
+from hf_ebm.model_outputs import model_output
+from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
+from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
 from hf_ebm.models.special_tokens import special_ids
-from hf_ebm.models.weights import refuse_missing_weights
+from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.vocabulary import num_embeddings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _ENCODER_TOKENIZER = "encoder_tokenizer"  # a folder beside the weights; the language model's lies with them
 
 
-@dataclass
+@model_output
 class ResidualEnergyOutput(ModelOutput):
     """Output of `ResidualEnergyModel.forward`.
 
@@ -44,10 +52,10 @@ class ResidualEnergyOutput(ModelOutput):
         energy: (B,) energies in nats, differentiable; float32, or float64 of a model in float64.
     """
 
-    energy: torch.FloatTensor | None = None
+    energy: Tensor
 
 
-class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin, ResidualScoringMixin):
+class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoringMixin, PreTrainedModel):
     """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
 
     E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
@@ -90,34 +98,41 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
         lm_reference: str | Path | None = None,
         lm_revision: str | None = None,
     ):
-        # By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
-        if getattr(type(lm), "model_type", None) == ResidualEnergyConfig.model_type:
-            config, given = lm, False
-            super().__init__(config)
-            lm = None if config.lm_reference else AutoModelForCausalLM.from_config(config.text_config)
-            encoder = _encoder_of(AutoModel.from_config, config.encoder_config)
+        given: tuple[PreTrainedModel, PreTrainedModel] | tuple[()] = ()
+        if is_config(lm, ResidualEnergyConfig):
+            config = lm
         else:
-            config, given = _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision), True
-            super().__init__(config)
-        self.lm, self.encoder = lm, encoder
-        if getattr(encoder, "pooler", None) is not None:
-            encoder.pooler = None  # it plays no part, and would not be loaded again
-        self.head = nn.Linear(config.encoder_config.hidden_size, 1, dtype=encoder.dtype if given else None)
-        for module in (*self.lm.modules(), *self.encoder.modules()) if given else ():
-            module._is_hf_initialized = True  # `post_init` must not touch weights that are somebody's
-        if lm is not None:
-            self.lm.config = self.config.text_config = lm.config
-        self.encoder.config = self.config.encoder_config = encoder.config
+            given = _checked_models(lm, encoder)
+            config = _config_of(*given, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision)
+        super().__init__(config)
+        self.lm, self.encoder = given or (
+            None if config.lm_reference else AutoModelForCausalLM.from_config(config.text_config),
+            _encoder_of(AutoModel.from_config, inner_config(config.encoder_config)),
+        )
+        if isinstance(getattr(self.encoder, "pooler", None), nn.Module):
+            self.encoder.add_module("pooler", None)  # it plays no part, and would not be loaded again
+        self.head = nn.Linear(self.encoder.config.hidden_size, 1, dtype=self.encoder.dtype if given else None)
+        for model in given:
+            keep_weights(model.modules())
+        if self.lm is not None:
+            self.config.text_config = self.lm.config
+        self.config.encoder_config = self.encoder.config
         self.lm_tokenizer, self.encoder_tokenizer = lm_tokenizer, encoder_tokenizer
         self.post_init()
         if given:
-            self.head.to(encoder.device)
-            self.train(encoder.training)
+            self.head.to(self.encoder.device)
+            self.train(self.encoder.training)
         self._freeze_lm()
 
     @classmethod
     def from_lm_and_encoder(
-        cls, lm: str | Path, encoder: str | Path, *, keep_lm: str = "value", lm_revision: str | None = None, **kwargs
+        cls,
+        lm: str | Path,
+        encoder: str | Path,
+        *,
+        keep_lm: str = "value",
+        lm_revision: str | None = None,
+        **kwargs: Any,
     ) -> ResidualEnergyModel:
         """Loads a causal language model and an encoder, each from the Hub or a folder, and joins them.
 
@@ -136,9 +151,13 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
             raise ValueError(f"keep_lm must be 'value' or 'reference', got {keep_lm!r}")
         revision = {"revision": lm_revision} if lm_revision else {}
         hub = {k: v for k, v in kwargs.items() if k in ("token", "cache_dir", "local_files_only", "force_download")}
-        base = _loaded(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
+        base, _ = load_whole(AutoModelForCausalLM.from_pretrained, str(lm), **kwargs, **revision)
         config = AutoConfig.from_pretrained(encoder, **hub)
-        top = _loaded(lambda *a, **k: _encoder_of(AutoModel.from_pretrained, config, *a, **k), encoder, **kwargs)
+
+        def load_encoder(*a: Any, **k: Any) -> PreTrainedModel:
+            return _encoder_of(AutoModel.from_pretrained, config, *a, **k)
+
+        top, _ = load_whole(load_encoder, str(encoder), **kwargs)
         return cls(
             base,
             top,
@@ -149,12 +168,16 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
         )
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs) -> ResidualEnergyModel:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike | None, *args: Any, **kwargs: Any
+    ) -> Self:
         """Loads a saved model, its language model from the reference where it was kept by reference.
 
         Raises:
             ValueError: if weights are missing, or the referenced language model is another than it was.
         """
+        if pretrained_model_name_or_path is None:
+            raise ValueError("pretrained_model_name_or_path must be a name or a folder, got None")
         name = pretrained_model_name_or_path
         hub = {k: kwargs[k] for k in ("token", "cache_dir", "local_files_only", "revision", "subfolder") if k in kwargs}
         found, _ = PreTrainedConfig.get_config_dict(name, **hub)
@@ -164,8 +187,7 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
                 "model and an encoder with from_lm_and_encoder"
             )
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
-        refuse_missing_weights(name, info)
+        model, info = load_whole(super().from_pretrained, name, *args, **kwargs)
         if model.config.lm_reference is not None:
             model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
         model.lm_tokenizer = own_tokenizer(str(name), **hub)
@@ -173,17 +195,17 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
             folder = "/".join(filter(None, [hub.get("subfolder"), _ENCODER_TOKENIZER]))
             model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
         model._freeze_lm()
-        return (model, info) if wants_info else model
+        return (model, info) if wants_info else model  # type: ignore[return-value]  # annotated as in Transformers
 
-    def _attach_referenced_lm(self, dtype, token) -> None:
+    def _attach_referenced_lm(self, dtype: torch.dtype | str | None, token: str | bool | None) -> None:
         config = self.config
         revision = {"revision": config.lm_revision} if config.lm_revision else {}
         try:
             # In the type of the checksum first: it is of bytes.
-            lm = _loaded(
+            lm, _ = load_whole(
                 AutoModelForCausalLM.from_pretrained,
-                config.lm_reference,
-                dtype=getattr(torch, config.lm_reference_dtype),
+                str(config.lm_reference),
+                dtype=getattr(torch, str(config.lm_reference_dtype)),
                 token=token,
                 **revision,
             )
@@ -197,16 +219,16 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
                 f"lm_reference: the weights of {config.lm_reference!r} are not those the energy was made for; give "
                 "lm_revision when you join the models, or keep the language model by value"
             )
-        in_use = getattr(torch, config.lm_dtype) if dtype in (None, "auto") else self.dtype
-        self.lm = lm.to(self.encoder.device, in_use)
+        in_use = getattr(torch, str(config.lm_dtype)) if dtype in (None, "auto") else self.dtype
+        self.lm = lm.to(self.encoder.device, in_use)  # type: ignore[arg-type]  # a wrapped method without its self
         self.config.text_config = lm.config
         self._freeze_lm()
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another."""
-        if self.config.lm_reference is None and self.lm.dtype != self.dtype:
+        if self.config.lm_reference is None and lm_of(self).dtype != self.dtype:
             raise ValueError(
-                f"lm and encoder must have one data type to be saved together, got {self.lm.dtype} and {self.dtype}"
+                f"lm and encoder must have one data type to be saved together, got {lm_of(self).dtype} and {self.dtype}"
             )
         if self.config.lm_reference is not None and self.lm is not None:
             self.config.lm_dtype = _name(self.lm.dtype)
@@ -214,6 +236,8 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
         if self.lm_tokenizer is not None:
             self.lm_tokenizer.save_pretrained(save_directory)
         if self.config.retokenize:
+            if self.encoder_tokenizer is None:
+                raise ValueError("encoder_tokenizer must be set, to be saved: the two vocabularies differ")
             self.encoder_tokenizer.save_pretrained(Path(save_directory) / _ENCODER_TOKENIZER)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> ResidualEnergyOutput:
@@ -296,23 +320,23 @@ class ResidualEnergyModel(PublishingMixin, PreTrainedModel, JointGenerationMixin
         if self.config.lm_reference is not None:
             self._keys_to_ignore_on_save = [f"lm.{name}" for name in self.lm.state_dict()]
 
-    def _init_weights(self, module):
+    def _init_weights(self, module: nn.Module) -> None:
         if module is self.head:
-            nn.init.normal_(module.weight, std=0.02)
-            nn.init.zeros_(module.bias)
+            nn.init.normal_(self.head.weight, std=0.02)
+            nn.init.zeros_(self.head.bias)
         elif self.lm is not None and any(module is one for one in self.lm.modules()):
             self.lm._init_weights(module)
         else:
             self.encoder._init_weights(module)
 
-    def resize_token_embeddings(self, *args, **kwargs):
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there are two vocabularies. Raises `ValueError`, always."""
         raise ValueError("resize_token_embeddings: resize language model and encoder before they are joined")
 
-    def get_input_embeddings(self):
+    def get_input_embeddings(self) -> nn.Module:
         return self.encoder.get_input_embeddings()
 
-    def set_input_embeddings(self, value):
+    def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.set_input_embeddings(value)
 
 
@@ -325,8 +349,14 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _config_of(lm, encoder, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision) -> ResidualEnergyConfig:
-    _check_models(lm, encoder)
+def _config_of(
+    lm: PreTrainedModel,
+    encoder: PreTrainedModel,
+    lm_tokenizer: PreTrainedTokenizerBase | None,
+    encoder_tokenizer: PreTrainedTokenizerBase | None,
+    lm_reference: str | Path | None,
+    lm_revision: str | None,
+) -> ResidualEnergyConfig:
     retokenize = _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer)
     if lm_reference is None and lm.dtype != encoder.dtype:
         raise ValueError(
@@ -356,7 +386,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_models(lm, encoder) -> None:
+def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTrainedModel]:
     if not isinstance(lm, PreTrainedModel) or not lm.can_generate() or lm.config.is_encoder_decoder:
         raise ValueError(
             f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
@@ -381,26 +411,32 @@ def _check_models(lm, encoder) -> None:
         )
     if share_parameters(lm, encoder):
         raise ValueError("lm and encoder must not share weights, as only the encoder is trained; copy.deepcopy one")
+    return lm, encoder
 
 
 def _valid_id(model: PreTrainedModel, *names: str) -> int:
     """The first of these special tokens that the model has an embedding for, else 0."""
-    size = model.get_input_embeddings().weight.shape[0]
+    size = num_embeddings(model)
     return next((i for name in names for i in special_ids(model, name) if 0 <= i < size), 0)
 
 
-def _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer) -> bool:
+def _must_retokenize(
+    lm: PreTrainedModel,
+    encoder: PreTrainedModel,
+    lm_tokenizer: PreTrainedTokenizerBase | None,
+    encoder_tokenizer: PreTrainedTokenizerBase | None,
+) -> bool:
     """Whether rows go through text."""
-    tokenizers = lm_tokenizer is not None and encoder_tokenizer is not None
-    if tokenizers and not same_vocabulary(lm_tokenizer, encoder_tokenizer):
+    tokenizers = [one for one in (lm_tokenizer, encoder_tokenizer) if one is not None]
+    if len(tokenizers) == 2 and not same_vocabulary(*tokenizers):
         return True
-    sizes = [model.get_input_embeddings().weight.shape[0] for model in (lm, encoder)]
-    if tokenizers and sizes[0] > sizes[1]:
+    sizes = [num_embeddings(model) for model in (lm, encoder)]
+    if len(tokenizers) == 2 and sizes[0] > sizes[1]:
         raise ValueError(
             f"encoder must have embeddings for every id of the language model, got {sizes[1]} for {sizes[0]}; resize "
             "it with resize_token_embeddings"
         )
-    if not tokenizers and sizes[0] != sizes[1]:
+    if len(tokenizers) < 2 and sizes[0] != sizes[1]:
         raise ValueError(
             f"lm_tokenizer and encoder_tokenizer must both be given: lm has {sizes[0]} embeddings and encoder "
             f"{sizes[1]}, so their vocabularies differ"
@@ -408,21 +444,17 @@ def _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer) -> bool:
     return False
 
 
-def _encoder_of(load, config, *args, **kwargs) -> PreTrainedModel:
+def _encoder_of(
+    load: Callable[..., PreTrainedModel], config: PreTrainedConfig, *args: Any, **kwargs: Any
+) -> PreTrainedModel:
     """An encoder without the pooling layer, which many checkpoints lack and no energy needs."""
-    model_class = AutoModel._model_mapping.get(type(config), None)
-    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
-    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class.__init__).parameters:
+    found = AutoModel._model_mapping.get(type(config), None)
+    model_class = found[0] if isinstance(found, tuple) else found
+    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
         kwargs["add_pooling_layer"] = False
         if load == AutoModel.from_config:
             return model_class(config, **kwargs)
     return load(*(args or (config,)), **kwargs)
-
-
-def _loaded(load, name, **kwargs) -> PreTrainedModel:
-    model, info = load(str(name), output_loading_info=True, **kwargs)
-    refuse_missing_weights(name, info)
-    return model
 
 
 register(ResidualEnergyConfig, {AutoModel: ResidualEnergyModel})

@@ -7,7 +7,7 @@ Deng et al. 2020, section 3.2. A row is a prefix and a continuation that ends wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole, lm_of
 from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import (
@@ -27,8 +28,11 @@ from hf_ebm.objectives.partition_function import (
     log_partition_bounds,
 )
 
+if TYPE_CHECKING:
+    from hf_ebm.models.residual.residual_base import ResidualBase
 
-@dataclass
+
+@model_output
 class ResidualPerplexity(ModelOutput):
     """What is known of N rows from samples, in nats and float64; S numbers of samples.
 
@@ -41,13 +45,13 @@ class ResidualPerplexity(ModelOutput):
         effective_sample_size: (N,) of the weights of all samples.
     """
 
-    num_samples: torch.LongTensor | None = None
-    lm_log_prob: torch.DoubleTensor | None = None
-    energy: torch.DoubleTensor | None = None
-    num_tokens: torch.LongTensor | None = None
-    log_partition_lower: torch.DoubleTensor | None = None
-    log_partition_upper: torch.DoubleTensor | None = None
-    effective_sample_size: torch.DoubleTensor | None = None
+    num_samples: Tensor
+    lm_log_prob: Tensor
+    energy: Tensor
+    num_tokens: Tensor
+    log_partition_lower: Tensor
+    log_partition_upper: Tensor
+    effective_sample_size: Tensor
 
     @property
     def base_perplexity(self) -> float:
@@ -87,7 +91,7 @@ def bounds_by_size(energies: Tensor, sizes: Sequence[int]) -> LogPartitionBounds
 
 @torch.no_grad()
 def residual_perplexity(
-    model,
+    model: ResidualBase,
     prefixes: Sequence[Tensor | Sequence[int]],
     continuations: Sequence[Tensor | Sequence[int]],
     *,
@@ -109,30 +113,30 @@ def residual_perplexity(
         ValueError: before any work, naming the row, for rows that are no such continuations or too long, and for fewer
             than two samples; for NaN energies when they appear.
     """
-    sizes = [num_samples] if not isinstance(num_samples, (list, tuple)) else list(num_samples) or [0]
+    sizes = list(num_samples) or [0] if isinstance(num_samples, Sequence) else [num_samples]
     for size in sizes:
         check_whole(2, num_samples=size)
     check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
     check_whole(0, seed=seed)
     sizes = sorted(set(sizes))
-    before = check_prefixes(model, prefixes, max_new_tokens)
+    lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
-    table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
+    table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
     proposal = Proposal(max_new_tokens, tuple(model.end_ids))
     energy, lower, upper, sample_sizes = [], [], [], []
     for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
         seeds = stream_seed(seed, row)
-        drawn = sample_continuations(model.lm, [before[row]], sizes[-1], proposal, seeds, candidates_at_once)[0]
+        drawn = sample_continuations(lm, [before[row]], sizes[-1], proposal, seeds, candidates_at_once)[0]
         try:
             own = candidate_energies(model, before[row], [after[row].cpu(), *drawn], candidates_at_once)
-            size = effective_sample_size(log_importance_weights(own[1:]))
+            sample_size = effective_sample_size(log_importance_weights(own[1:]))
         except ValueError as error:
             raise ValueError(f"row {row}, candidate: {error}") from error
         bounds = bounds_by_size(own[None, 1:], sizes)
         energy.append(own[0])
         lower.append(bounds.lower[0])
         upper.append(bounds.upper[0])
-        sample_sizes.append(size)
+        sample_sizes.append(sample_size)
     return ResidualPerplexity(
         num_samples=torch.tensor(sizes),
         lm_log_prob=table.nansum(1),
@@ -159,7 +163,7 @@ def lm_log_probs(
     return table
 
 
-@dataclass
+@model_output
 class PositionLogProbs(ModelOutput):
     """Log probabilities of each token of N continuations given those before it, in nats; NaN behind their end.
 
@@ -170,15 +174,15 @@ class PositionLogProbs(ModelOutput):
             a row that ends earlier, or where it wasn't asked for.
     """
 
-    lm: torch.DoubleTensor | None = None
-    lower: torch.DoubleTensor | None = None
-    upper: torch.DoubleTensor | None = None
-    last: torch.DoubleTensor | None = None
+    lm: Tensor
+    lower: Tensor
+    upper: Tensor
+    last: Tensor
 
 
 @torch.no_grad()
 def position_log_probs(
-    model,
+    model: ResidualBase,
     prefixes: Sequence[Tensor | Sequence[int]],
     continuations: Sequence[Tensor | Sequence[int]],
     *,
@@ -196,9 +200,9 @@ def position_log_probs(
     check_whole(2, num_samples=num_samples)
     check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
     check_whole(0, seed=seed)
-    before = check_prefixes(model, prefixes, max_new_tokens)
+    lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
-    table = lm_log_probs(model.lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
+    table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
     lower, upper = torch.full_like(table, torch.nan), torch.full_like(table, torch.nan)
     last = torch.full((len(before),), torch.nan, dtype=torch.float64)
     for row in logging.tqdm(range(len(before)), desc="Positions", unit="row", delay=2, leave=False):
@@ -219,7 +223,15 @@ def position_log_probs(
     return PositionLogProbs(table, lower, upper, last)
 
 
-def _log_partition_behind(model, prefix, start, num_samples, max_new_tokens, seed, rows_at_once) -> LogPartitionBounds:
+def _log_partition_behind(
+    model: ResidualBase,
+    prefix: Tensor,
+    start: Tensor,
+    num_samples: int,
+    max_new_tokens: int,
+    seed: int,
+    rows_at_once: int,
+) -> LogPartitionBounds:
     """log Z of what may follow a beginning; exact, twice the same, for a whole continuation."""
     energies = clamped_energies(model, prefix, [start], num_samples, max_new_tokens, seed, rows_at_once)[0]
     if len(energies) == 1:

@@ -10,6 +10,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.probes import close, is_causal
+from hf_ebm.vocabulary import num_embeddings
 
 
 def prefix_cache(model: PreTrainedModel, prefixes: Tensor) -> tuple[DynamicCache, Tensor]:
@@ -39,7 +40,7 @@ def can_share_prefix(model: PreTrainedModel) -> bool:
 
 
 def _caches(model: PreTrainedModel) -> bool:
-    size = model.get_input_embeddings().weight.shape[0]
+    size = num_embeddings(model)
     row = torch.arange(1, 5, device=model.device)[None] % size
     rows, mask = row.repeat(2, 1), torch.ones_like(row.repeat(2, 1))
     with evaluation_mode(model):

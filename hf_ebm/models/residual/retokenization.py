@@ -62,6 +62,8 @@ class Retokenizer:
             [i for i in ids if i not in self._dropped], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         theirs, own = self.lm_tokenizer.unk_token, self.encoder_tokenizer.unk_token
+        if not isinstance(text, str):
+            raise ValueError(f"ids must be those of one row, got {ids!r}")
         return text if theirs is None or theirs == own else text.replace(theirs, own or "\ufffd")
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.data.symbols import plain_ids, prompt_encoder
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import as_texts
 from hf_ebm.models.reranking import RerankMixin
-from hf_ebm.models.residual.inputs_residual import check_prefixes
+from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of
+from hf_ebm.models.residual.residual_base import ResidualBase
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import check_energies
 
 ROWS_AT_ONCE = 64
 
 
-@dataclass
+@model_output
 class ResidualScoreOutput(ModelOutput):
     """Joint energies of N texts, in the order of the texts.
 
@@ -32,20 +34,20 @@ class ResidualScoreOutput(ModelOutput):
         num_tokens: (N,) tokens of the text in the language model's tokens, an end token among them.
     """
 
-    energy: torch.DoubleTensor | None = None
-    residual_energy: torch.DoubleTensor | None = None
-    lm_log_prob: torch.DoubleTensor | None = None
-    num_tokens: torch.LongTensor | None = None
+    energy: Tensor
+    residual_energy: Tensor
+    lm_log_prob: Tensor
+    num_tokens: Tensor
 
 
-class ResidualScoringMixin(RerankMixin):
+class ResidualScoringMixin(RerankMixin, ResidualBase):
     """Gives a residual model `score` and `rerank`."""
 
     @torch.no_grad()
     def score(
         self,
         texts: Iterable[str] | str,
-        tokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         prefixes: Iterable[str] | None = None,
         ended: bool = True,
@@ -94,13 +96,13 @@ class ResidualScoringMixin(RerankMixin):
         return ResidualScoreOutput(energies - log_probs, energies, log_probs, num_tokens)
 
 
-def joint_terms(model, prefixes: list[Tensor], continuations: list[Tensor]) -> tuple[Tensor, Tensor]:
+def joint_terms(model: ResidualBase, prefixes: list[Tensor], continuations: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Residual energies and log probabilities under the language model, (N,) float64 each, on the CPU."""
     ids, mask = model.encoder_rows(
         [torch.cat([a.cpu(), b.cpu()]) for a, b in zip(prefixes, continuations, strict=True)]
     )
     energies = model(input_ids=ids, attention_mask=mask).energy.double().cpu()
-    device = model.lm.device
-    moved = [[ids.to(device) for ids in rows] for rows in (prefixes, continuations)]
-    terms = completion_token_log_probs(model.lm, *moved, model.config.lm_pad_token_id)
+    lm = lm_of(model)
+    before, after = ([ids.to(lm.device) for ids in rows] for rows in (prefixes, continuations))
+    terms = completion_token_log_probs(lm, before, after, model.config.lm_pad_token_id)
     return energies, terms.double().sum(1).cpu()

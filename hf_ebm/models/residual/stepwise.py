@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
+from hf_ebm.models.residual.inputs_residual import lm_of
+
+if TYPE_CHECKING:
+    from hf_ebm.models.residual.residual_base import ResidualBase
 
 
 class StepwiseSettings(NamedTuple):
@@ -22,7 +27,7 @@ class StepwiseSettings(NamedTuple):
 
 
 @torch.no_grad()
-def next_token_log_probs(lm, row: Tensor) -> Tensor:
+def next_token_log_probs(lm: PreTrainedModel, row: Tensor) -> Tensor:
     """Log probabilities (V,) of the language model's next token, float64."""
     with evaluation_mode(lm):
         logits = lm(input_ids=row[None], attention_mask=torch.ones_like(row[None]), use_cache=False).logits
@@ -30,7 +35,13 @@ def next_token_log_probs(lm, row: Tensor) -> Tensor:
 
 
 def clamped_energies(
-    model, prefix: Tensor, starts: list[Tensor], num_rollouts: int, max_new_tokens: int, seed: int, rows_at_once: int
+    model: ResidualBase,
+    prefix: Tensor,
+    starts: list[Tensor],
+    num_rollouts: int,
+    max_new_tokens: int,
+    seed: int,
+    rows_at_once: int,
 ) -> list[Tensor]:
     """Energies of continuations that begin as given and go on as the language model does, float64.
 
@@ -49,19 +60,19 @@ def clamped_energies(
     if open_:
         proposal = Proposal(max_new_tokens - len(starts[0]), tuple(ends))
         rows = [torch.cat([prefix, starts[number]]) for number in open_]
-        drawn = sample_continuations(model.lm, rows, num_rollouts, proposal, seed, rows_at_once)
+        drawn = sample_continuations(lm_of(model), rows, num_rollouts, proposal, seed, rows_at_once)
         for number, own in zip(open_, drawn, strict=True):
             whole[number] = [torch.cat([starts[number].cpu(), ids.cpu()]) for ids in own]
     energies = candidate_energies(model, prefix, [ids for own in whole for ids in own], rows_at_once)
     return list(energies.split([len(own) for own in whole]))
 
 
-def sample_stepwise(model, prefix: Tensor, settings: StepwiseSettings, seed: int) -> Tensor:
+def sample_stepwise(model: ResidualBase, prefix: Tensor, settings: StepwiseSettings, seed: int) -> Tensor:
     """One continuation, chosen token by token among the language model's best (appendix A.1)."""
     generator = torch.Generator().manual_seed(seed)
     chosen = prefix.new_empty(0)
     while len(chosen) < settings.max_new_tokens and not (len(chosen) and int(chosen[-1]) in set(model.end_ids)):
-        log_probs = next_token_log_probs(model.lm, torch.cat([prefix, chosen]))
+        log_probs = next_token_log_probs(lm_of(model), torch.cat([prefix, chosen]))
         best = log_probs.topk(min(settings.top_k, len(log_probs)))
         starts = [torch.cat([chosen, token[None]]) for token in best.indices]
         step_seed = int(torch.randint(2**62, (), generator=generator))
@@ -78,8 +89,8 @@ def sample_stepwise(model, prefix: Tensor, settings: StepwiseSettings, seed: int
 
 
 @torch.no_grad()
-def log_partition_of_last_token(model, prefix: Tensor, start: Tensor, rows_at_once: int) -> float:
+def log_partition_of_last_token(model: ResidualBase, prefix: Tensor, start: Tensor, rows_at_once: int) -> float:
     """log Z before the last token, by enumeration: `log Σ_v P_LM(v | prefix, start) exp(-E(prefix, start, v))`."""
-    log_probs = next_token_log_probs(model.lm, torch.cat([prefix, start])).cpu()
+    log_probs = next_token_log_probs(lm_of(model), torch.cat([prefix, start])).cpu()
     candidates = [torch.cat([start.cpu(), torch.tensor([token])]) for token in range(len(log_probs))]
     return float((log_probs - candidate_energies(model, prefix, candidates, rows_at_once)).logsumexp(0))

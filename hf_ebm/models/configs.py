@@ -1,0 +1,31 @@
+"""Telling configurations from models, and configurations inside others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Config = TypeVar("Config", bound=PreTrainedConfig)
+
+
+def is_config(value: object, config_class: type[Config]) -> TypeIs[Config]:
+    """Whether a value is a configuration of this type.
+
+    By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
+    """
+    return getattr(type(value), "model_type", None) == config_class.model_type
+
+
+def inner_config(config: PreTrainedConfig | dict | None) -> PreTrainedConfig:
+    """A configuration inside another, which has made one of what it was given.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    if not isinstance(config, PreTrainedConfig):
+        raise ValueError(f"the inner configuration must be a PreTrainedConfig, got {type(config).__name__}")
+    return config
