@@ -32,7 +32,7 @@ class SelfNormalizedConfig(SearchAwareConfig):
 
 
 class SelfNormalizedTrainer(SearchAwareTrainer):
-    """`cross entropy + lambda * (log Z)^2` at every token (Goyal, Dyer and Berg-Kirkpatrick 2019, section 3.1).
+    """`cross entropy + lambda * (log Z)^2` at every token (Goyal, Dyer and Berg-Kirkpatrick 2019, section 3.2.1).
 
     Logs `cross_entropy`, `log_z_mean` and `log_z_variance`, in nats, in training and in evaluation.
     """

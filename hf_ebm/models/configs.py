@@ -1,8 +1,8 @@
-"""Telling configurations from models, and configurations inside others."""
+"""Configurations inside others, and telling configurations from models."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedConfig
 
@@ -10,6 +10,18 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
+
+
+class CompositeConfig(PreTrainedConfig):
+    """Base of configurations that hold others."""
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is saved. The folder that an inner model was loaded from is left out, as it is of an outer one."""
+        saved = super().to_diff_dict()
+        for name in self.sub_configs_defaults:
+            if isinstance(saved.get(name), dict):
+                saved[name].pop("_name_or_path", None)
+        return saved
 
 
 def is_config(value: object, config_class: type[Config]) -> TypeIs[Config]:

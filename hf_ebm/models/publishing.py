@@ -42,7 +42,7 @@ class PublishingMixin(_Model):
         try:
             from hf_ebm.publishing.hub import push_model
         except ImportError as error:  # the class came with a checkpoint's own code
-            raise ImportError("push_to_hub needs hf_ebm: pip install hf_ebm") from error
+            raise ImportError("push_to_hub needs the package hf_ebm, which is not installed") from error
         return push_model(self, repo_id, tokenizer=tokenizer, card=card, **kwargs)
 
 

@@ -34,7 +34,7 @@ def log_normalizers(logits: torch.Tensor, labels: torch.Tensor) -> LogNormalizer
     """Sums of the local log normalizer `log Z = logsumexp(logits)` and of its square, where labels aren't -100.
 
     `cross entropy + lambda * (log Z)^2`, summed over tokens, is the self-normalized objective (Goyal, Dyer and
-    Berg-Kirkpatrick 2019, section 3.1): it makes unnormalized scores comparable with log-probabilities.
+    Berg-Kirkpatrick 2019, section 3.2.1): it makes unnormalized scores comparable with log-probabilities.
     """
     log_z = at_least_float32(logits).logsumexp(-1).masked_fill(labels == IGNORED, 0)
     return LogNormalizers(log_z.sum(), log_z.square().sum())

@@ -60,7 +60,7 @@ def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
 
 def _entry(needed: list[type], inside: list[type]) -> str:
     """The file that `auto_map` names: imports what the model needs, and registers the models inside it."""
-    lines = [f'"""Entry of the code of {PACKAGE}, flattened for `trust_remote_code`; the originals are on PyPI."""', ""]
+    lines = [f'"""Entry of the code of {PACKAGE}, flattened for `trust_remote_code`."""', ""]
     found = {model_class: auto_classes(model_class, required=False) for model_class in inside}
     autos = sorted({name for names in found.values() for name in names})
     if autos:

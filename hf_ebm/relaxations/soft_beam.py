@@ -1,4 +1,6 @@
-"""The relaxed beam search and its objectives (Goyal et al. 2018, algorithm 1; local or global scores: Goyal 2019).
+"""The relaxed beam search and its objectives (Goyal et al. 2018, 2019; thesis, algorithm 3).
+
+Scores are local or global (2019).
 
 Every selection of beam search is replaced by a distribution: a beam's state, input embedding, score and cost are
 expectations under it, so the cost of what the search finds is differentiable. As alpha grows all of them tend to those
@@ -153,7 +155,7 @@ def _run(step: Callable[..., Result], settings: SoftBeamSettings, *arguments: An
 
 
 def direct_loss(result: SoftBeamResult, alpha: float) -> torch.Tensor:
-    """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (algorithm 1, line 18)."""
+    """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (thesis, algorithm 3, line 18)."""
     return (_beam_weights(result.scores, alpha) * result.costs).sum(-1)
 
 

@@ -1,6 +1,6 @@
 """The relaxed selection of beam search: the k best successors of the beams, each as a distribution over all of them.
 
-Goyal, Neubig, Dyer and Berg-Kirkpatrick 2018, algorithm 1 (lines 6 to 12).
+Goyal, Neubig, Dyer and Berg-Kirkpatrick 2018; thesis (Goyal 2021), algorithm 2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transition kernels: functions `(state, block, …) -> (state, info)` over C chains, in BlackJAX's shape.
 
 `metropolis_hastings` leaves the target invariant. `gibbs` always accepts the masked conditional; masked conditionals
-need not belong to any joint distribution, so what it samples is not stated (Wang & Cho 2019; thesis sec. 6.5).
+need not belong to any joint distribution, so what it samples is not stated (Wang & Cho 2019; thesis section 6.6).
 """
 
 from __future__ import annotations

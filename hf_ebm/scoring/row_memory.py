@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _KEPT, _TRIED = 0, 1
-_BYTES_PER_LOGIT = 4
+_BYTES_PER_LOGIT, _BYTES_PER_ID = 4, 8
 _MOST_BYTES_ON_CPU = 2**29
 
 
@@ -29,10 +29,11 @@ class RowMemory:
 
     @classmethod
     def if_it_fits(cls, shape: tuple[int, int, int], device: torch.device) -> RowMemory | None:
-        """`None` where the logits would take more than half a GiB, or on a GPU an eighth of its free memory."""
+        """`None` where it would take more than half a GiB, or on a GPU an eighth of its free memory."""
         most = torch.cuda.mem_get_info(device)[0] // 8 if device.type == "cuda" else _MOST_BYTES_ON_CPU
         count, columns, vocab_size = shape
-        return cls(shape, device) if 2 * count * columns * vocab_size * _BYTES_PER_LOGIT <= most else None
+        row = vocab_size * _BYTES_PER_LOGIT + columns * _BYTES_PER_ID
+        return cls(shape, device) if 2 * count * columns * row <= most else None
 
     def find(self, number: Tensor, column: Tensor, masked_ids: Tensor) -> Tensor:
         """(n,) bool: whether the rows `masked_ids` (n, T), sequence `number[n]` with `column[n]` masked, are kept."""

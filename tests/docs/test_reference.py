@@ -1,4 +1,4 @@
-"""The API reference and the guides hold everything that is public."""
+"""The API reference holds every exported name, and the index every page."""
 
 from pathlib import Path
 

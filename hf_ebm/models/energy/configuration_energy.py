@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from hf_ebm.models.configuration_composite import CompositeConfig
+from hf_ebm.models.configs import CompositeConfig
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
 

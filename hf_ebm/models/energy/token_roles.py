@@ -11,9 +11,10 @@ from transformers.utils import cached_file
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
-# Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, fairseq's madeupword0007, NOTUSED.
+# Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, ESM's <null_1>, fairseq's
+# madeupword0007, NOTUSED.
 _PLACEHOLDER = re.compile(
-    r"^(\[unused\d+\]|<unused_?\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$"
+    r"^(\[unused\d+\]|<unused_?\d+>|<null_\d+>|<\|?(reserved|extra)[\w ]*\d+\|?>|madeupword\d+|<s>NOTUSED|</s>NOTUSED)$"
 )
 
 
