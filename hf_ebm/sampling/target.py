@@ -106,7 +106,7 @@ class Target:
     def keep_rows(self, ids: Tensor, chains: Tensor) -> None:
         """Notes that `chains` (n,) are now at `ids` (n, T)."""
         if self.memory is not None:
-            self.memory.keep(chains, ids, self.runner.known_mask_id)
+            self.memory.keep(chains, ids)
 
 
 class TextEnergy:

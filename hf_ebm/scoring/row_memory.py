@@ -2,7 +2,7 @@
 
 A chain evaluates the energy of its sequence by masking every position alone; a proposal for a single position reads the
 very same row. Logits of the sequence a chain is at are kept; those of a sequence that is tried become the kept ones if
-it is accepted. A row is found only for exactly its masked tokens, so what is found is what would be computed.
+it is accepted. A row is found only if all tokens but the masked one are those it was run with.
 """
 
 from __future__ import annotations
@@ -10,53 +10,86 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_KEPT, _TRIED = 0, 1
-_BYTES_PER_LOGIT, _BYTES_PER_ID = 4, 8
 _MOST_BYTES_ON_CPU = 2**29
 
 
 class RowMemory:
-    """Room for the logits of B sequences of T columns, V logits each, twice.
+    """Room for the logits of B sequences, V at each of their free positions, twice.
 
     Args:
-        shape: (B, T, V).
+        free: (B, T) bool, the positions whose rows are kept.
+        dtype: of the logits.
     """
 
-    def __init__(self, shape: tuple[int, int, int], device: torch.device):
-        count, columns, _ = self.shape = shape
-        self.rows = torch.full((2, count, columns, columns), -1, device=device)
-        self.logits: Tensor | None = None  # once their type is known
+    def __init__(self, free: Tensor, vocab_size: int, dtype: torch.dtype):
+        self.free = free
+        # Logits lie in slots, numbered along the free positions of a sequence, whatever is between them.
+        self.slot = free.long().cumsum(1) - 1
+        width = int(free.sum(1).max())
+        self.kept, self.tried = (_Rows(free.shape, (len(free), width, vocab_size), dtype, free.device) for _ in "ab")
 
     @classmethod
-    def if_it_fits(cls, shape: tuple[int, int, int], device: torch.device) -> RowMemory | None:
+    def if_it_fits(cls, free: Tensor, vocab_size: int, dtype: torch.dtype) -> RowMemory | None:
         """`None` where it would take more than half a GiB, or on a GPU an eighth of its free memory."""
-        most = torch.cuda.mem_get_info(device)[0] // 8 if device.type == "cuda" else _MOST_BYTES_ON_CPU
-        count, columns, vocab_size = shape
-        row = vocab_size * _BYTES_PER_LOGIT + columns * _BYTES_PER_ID
-        return cls(shape, device) if 2 * count * columns * row <= most else None
+        most = torch.cuda.mem_get_info(free.device)[0] // 8 if free.is_cuda else _MOST_BYTES_ON_CPU
+        if 2 * len(free) * int(free.sum(1).max()) * vocab_size * dtype.itemsize > most:
+            return None
+        try:
+            return cls(free, vocab_size, dtype)
+        except torch.OutOfMemoryError:
+            return None
 
-    def find(self, number: Tensor, column: Tensor, masked_ids: Tensor) -> Tensor:
-        """(n,) bool: whether the rows `masked_ids` (n, T), sequence `number[n]` with `column[n]` masked, are kept."""
-        return (self.rows[_KEPT, number, column] == masked_ids).all(1)
+    def find(self, number: Tensor, column: Tensor, ids: Tensor) -> Tensor:
+        """(n,) bool: whether the row of sequence `number[n]`, `ids[n]` (n, T) with `column[n]` masked, is kept.
+
+        Here and below `column` (n,) is a free position.
+        """
+        same = self.kept.ids[number] == ids
+        same.scatter_(1, column[:, None], True)
+        return same.all(1) & self.kept.known[number, self.slot[number, column]]
 
     def read(self, number: Tensor, column: Tensor) -> Tensor:
         """(n, V) logits of rows that were found."""
-        assert self.logits is not None  # nothing is found before something was written
-        return self.logits[_KEPT, number, column]
+        return self.kept.logits[number, self.slot[number, column]]
 
-    def write(self, number: Tensor, column: Tensor, masked_ids: Tensor, logits: Tensor) -> None:
-        """Takes note of the logits (n, V) of rows that were run, of sequences that are tried."""
-        if self.logits is None:
-            self.logits = torch.empty((2, *self.shape), dtype=logits.dtype, device=logits.device)
-        self.rows[_TRIED, number, column] = masked_ids
-        self.logits[_TRIED, number, column] = logits
+    def write(self, number: Tensor, column: Tensor, ids: Tensor, logits: Tensor) -> None:
+        """Notes logits (n, V) of rows that were run. In one call a sequence has one `ids`, and a row stands once."""
+        tried = self.tried
+        tried.known[number] &= (tried.ids[number] == ids).all(1, keepdim=True)
+        tried.ids[number] = ids
+        slot = self.slot[number, column]
+        tried.known[number, slot] = True
+        tried.logits[number, slot] = logits
 
-    def keep(self, number: Tensor, ids: Tensor, mask_token_id: int) -> None:
-        """The sequences `number` (n,) are now at `ids` (n, T): what was noted of these is kept from now on."""
-        if self.logits is None:
-            return
-        columns = torch.eye(ids.shape[1], dtype=torch.bool, device=ids.device)
-        masked = ids[:, None, :].masked_fill(columns, mask_token_id)
-        which, column = (self.rows[_TRIED, number] == masked).all(2).nonzero(as_tuple=True)
-        for stored in (self.rows, self.logits):
-            stored[_KEPT, number[which], column] = stored[_TRIED, number[which], column]
+    def keep(self, number: Tensor, ids: Tensor) -> None:
+        """The sequences `number` (n,), each once, are now at `ids` (n, T); what was noted of them is kept."""
+        kept, tried = self.kept, self.tried
+        changed = kept.ids[number] != ids
+        # A row of before still holds where nothing but the token at its own position has changed.
+        elsewhere = changed.sum(1, keepdim=True) - changed.long()
+        known = self._known_columns(kept, number) & (elsewhere == 0)
+        fresh = self._known_columns(tried, number) & (tried.ids[number] == ids).all(1, keepdim=True)
+        which, slot = self._slots(fresh, number)
+        kept.logits[which, slot] = tried.logits[which, slot]
+        kept.ids[number], kept.known[number] = ids, False
+        kept.known[self._slots(known | fresh, number)] = True
+
+    def _known_columns(self, rows: _Rows, number: Tensor) -> Tensor:
+        """(n, T) bool: the columns whose rows are known."""
+        return rows.known[number].gather(1, self.slot[number].clamp_min(0)) & self.free[number]
+
+    def _slots(self, columns: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        """Sequence and slot of each of some columns (n, T)."""
+        which, column = columns.nonzero(as_tuple=True)
+        return number[which], self.slot[number[which], column]
+
+
+class _Rows:
+    """Rows of one sequence each: its tokens, which of its rows are known, and their logits."""
+
+    def __init__(
+        self, ids_shape: torch.Size, logits_shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ):
+        self.ids = torch.full(ids_shape, -1, device=device)
+        self.known = torch.zeros(logits_shape[:2], dtype=torch.bool, device=device)
+        self.logits = torch.empty(logits_shape, dtype=dtype, device=device)

@@ -35,7 +35,8 @@ class Sequences(NamedTuple):
         start, stop: (B,) bounds of each sequence, on the CPU.
         context: further model inputs per sequence, or `None` (see `EncoderContext`).
         numbers: (B,) what a sequence is called in errors and in `memory`; by default its row.
-        memory: where rows with a single position, masked and read, are looked up and noted.
+        memory: where rows with a single position, masked and read, are looked up and noted, by `numbers`; no pool may
+            then hold two sequences of one number.
     """
 
     ids: Tensor
@@ -44,11 +45,6 @@ class Sequences(NamedTuple):
     context: EncoderContext | None = None
     numbers: Tensor | None = None
     memory: RowMemory | None = None
-
-    @property
-    def names(self) -> Tensor:
-        """(B,) `numbers`, or the rows themselves."""
-        return torch.arange(len(self.ids), device=self.ids.device) if self.numbers is None else self.numbers
 
 
 class BadLogitsError(ValueError):
@@ -154,12 +150,13 @@ class RowRunner:
         if self.token_budget is None:
             self.token_budget = default_token_budget(sequences.ids.device)
         results, order = [], []
-        for group in self._groups(sequences, rows):
-            cost, done = self._row_cost(sequences, rows, group), 0
+        source = rows.source.cpu()  # once: every copy makes a GPU wait
+        for group in self._groups(sequences, source):
+            cost, done = self._row_cost(sequences, rows, source[group[0]]), 0
             while done < len(group):
                 numbers = group[done : done + max(1, self.token_budget // cost)]
                 try:
-                    results.append(self._run(sequences, rows, numbers, reduce))
+                    results.append(self._run(sequences, rows, numbers, source[numbers], reduce))
                 except RuntimeError as error:
                     if not _is_out_of_memory(error) or len(numbers) == 1:
                         raise
@@ -177,9 +174,8 @@ class RowRunner:
             return stacked
         return stacked[torch.cat(order).argsort().to(stacked.device)]
 
-    def _groups(self, sequences: Sequences, rows: MaskedRows) -> list[Tensor]:
+    def _groups(self, sequences: Sequences, source: Tensor) -> list[Tensor]:
         """Row numbers (on the CPU) grouped so that all rows of a group have the same length (and context length)."""
-        source = rows.source.cpu()
         length = (sequences.stop - sequences.start)[source]
         if sequences.context is not None:
             length = torch.stack([length, sequences.context.lengths[source]], 1)
@@ -192,62 +188,75 @@ class RowRunner:
             by_length[key].append(number)
         return [torch.tensor(by_length[key]) for key in sorted(by_length)]
 
-    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, reduce: Reducer) -> Tensor:
-        """Results of some rows of one length."""
+    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor, reduce: Reducer) -> Tensor:
+        """Results of some rows of one length; `source` (n,) is theirs, on the CPU."""
         on_device = numbers.to(sequences.ids.device)
         some = MaskedRows(*(part[on_device] for part in rows))
         ids = sequences.ids[some.source]
-        if some.masked.shape[1]:
-            ids = ids.scatter(1, some.masked, self.known_mask_id)
-        logits = self._logits(sequences, some, ids)
-        return reduce(logits, on_device, _attended(sequences, some.source, ids))
+        masked = ids.scatter(1, some.masked, self.known_mask_id) if some.masked.shape[1] else ids
+        shown = _attended(sequences, source, masked)
+        logits = self._logits(sequences, some, source, ids, shown)
+        return reduce(logits, on_device, shown)
 
-    def _logits(self, sequences: Sequences, rows: MaskedRows, ids: Tensor) -> Tensor:
-        """Logits (n, P, V) of rows whose masked ids (n, T) are given, from the memory as far as they are in it."""
-        memory = sequences.memory
-        if memory is None or rows.masked.shape[1] != 1 or not torch.equal(rows.masked, rows.read):
-            return self._forward(sequences, rows, ids)
-        names, column = sequences.names[rows.source], rows.read[:, 0]
-        found = memory.find(names, column, ids)
-        if bool(found.all()):
+    def _logits(self, sequences: Sequences, rows: MaskedRows, source: Tensor, ids: Tensor, shown: Tensor) -> Tensor:
+        """Logits (n, P, V) of rows, from the memory as far as they are in it.
+
+        Args:
+            ids: (n, T) tokens before masking.
+            shown: (n, L) what the model is shown.
+        """
+        memory, names = sequences.memory, sequences.numbers
+        if memory is None or names is None or rows.read.shape[1] != 1 or not rows.masked.shape[1]:
+            return self._forward(sequences, rows, source, shown)
+        names, column = names[rows.source], rows.read[:, 0]
+        # Short blocks repeat their last column.
+        single = (rows.masked == rows.read).all(1) & memory.free[names, column]
+        found = single & memory.find(names, column, ids)
+        hits, missing = found.nonzero()[:, 0], (~found).nonzero()[:, 0]
+        if not len(missing):
             return memory.read(names, column)[:, None]
-        missing = ~found
-        fresh = self._forward(sequences, MaskedRows(*(part[missing] for part in rows)), ids[missing])
-        memory.write(names[missing], column[missing], ids[missing], fresh[:, 0])
-        if not bool(found.any()):
+        if len(hits):
+            part = MaskedRows(*(part[missing] for part in rows))
+            fresh = self._forward(sequences, part, source[missing.cpu()], shown[missing])
+        else:
+            fresh = self._forward(sequences, rows, source, shown)
+        noted = single[missing].nonzero()[:, 0]
+        if len(noted):
+            which = missing[noted]
+            memory.write(names[which], column[which], ids[which], fresh[noted, 0])
+        if not len(hits):
             return fresh
         logits = fresh.new_empty((len(ids), *fresh.shape[1:]))
-        logits[missing], logits[found] = fresh, memory.read(names[found], column[found])[:, None]
+        logits[missing], logits[hits] = fresh, memory.read(names[hits], column[hits])[:, None]
         return logits
 
-    def _forward(self, sequences: Sequences, rows: MaskedRows, ids: Tensor) -> Tensor:
-        source, device = rows.source, ids.device
-        first = source[:1].cpu()
+    def _forward(self, sequences: Sequences, rows: MaskedRows, source: Tensor, shown: Tensor) -> Tensor:
+        device = shown.device
         context = None
         if sequences.context is not None:
-            size = int(sequences.context.lengths[first])
-            context = EncoderContext(sequences.context.states[source, :size], sequences.context.lengths[source.cpu()])
-        model_ids, inputs = self.prepare(_attended(sequences, source, ids), context)
-        positions = rows.read - sequences.start[source.cpu()].to(device)[:, None]
+            lengths = sequences.context.lengths[source]
+            context = EncoderContext(sequences.context.states[rows.source, : int(lengths[0])], lengths)
+        model_ids, inputs = self.prepare(shown, context)
+        positions = rows.read - sequences.start[source].to(device)[:, None]
         logits = self.position_logits(model_ids, positions, **inputs).to(device)
         self.dtype = logits.dtype
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        _check_finite(logits.detach(), sequences.names[source], rows.read)
-        self.num_rows += len(ids)
+        names = rows.source if sequences.numbers is None else sequences.numbers[rows.source]
+        _check_finite(logits.detach(), names, rows.read)
+        self.num_rows += len(shown)
         return logits
 
-    def _row_cost(self, sequences: Sequences, rows: MaskedRows, group: Tensor) -> int:
-        """Tokens one row of a group counts for: its length, or what weighs as much as its logits if that is more."""
-        first = rows.source[group[:1].to(rows.source.device)].cpu()
+    def _row_cost(self, sequences: Sequences, rows: MaskedRows, first: Tensor) -> int:
+        """Tokens a row like that of sequence `first` counts for: its length, or what weighs as much as its logits."""
         logits = rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN
         return max(1, logits, int((sequences.stop - sequences.start)[first]))
 
 
 def _attended(sequences: Sequences, source: Tensor, ids: Tensor) -> Tensor:
-    """`ids` (n, T) of sequences of one length, cut to the columns that are shown to the model (n, L)."""
-    start, first = sequences.start[source.cpu()], int(source[0])
-    length = int(sequences.stop[first] - sequences.start[first])
+    """`ids` (n, T) of the sequences `source` (n,), of one length, cut to the columns that the model is shown (n, L)."""
+    start = sequences.start[source]
+    length = int(sequences.stop[source[0]] - start[0])
     if bool((start == start[0]).all()):
         return ids[:, int(start[0]) : int(start[0]) + length]
     return ids.gather(1, start.to(ids.device)[:, None] + torch.arange(length, device=ids.device))

@@ -150,8 +150,9 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
 
 @pytest.mark.parametrize(
     "extra",
-    [{}, {"block_size": 2, "block_fill": "sequential"}, {"block_size": [1, 2]}, {"delayed_acceptance": 0},
-     {"exclude_current": True, "proposal_top_k": 2}, {"lengths": [2, 3]}, {"accept_all_epochs": 2}],
+    [{}, {"block_size": [1, 2], "block_fill": "sequential"}, {"block_size": [1, 2]}, {"delayed_acceptance": 0},
+     {"exclude_current": True, "proposal_top_k": 2}, {"lengths": [2, 3]}, {"accept_all_epochs": 2},
+     {"block_size": 3, "final_block_size": 1}],
 )  # fmt: skip
 def test_kept_rows_change_no_draw(energy, extra, monkeypatch):
     """Proposals from rows that are read again give the same chains as from rows that are run again."""
@@ -172,9 +173,9 @@ def test_rows_of_rejected_proposals_are_never_found(monkeypatch):
     right = model.generate(**settings)
     write = RowMemory.write
 
-    def careless(self, number, column, masked_ids, logits):
-        write(self, number, column, masked_ids, logits)
-        self.logits[0, number, column] = logits
+    def careless(self, number, column, ids, logits):
+        write(self, number, column, ids, logits)
+        self.kept.logits[number, self.slot[number, column]] = logits
 
     monkeypatch.setattr(RowMemory, "write", careless)
     assert not torch.equal(model.generate(**settings).samples, right.samples)

@@ -1,52 +1,76 @@
-"""Rows that are kept are found by their content alone."""
+"""Rows that are kept are found only for the sequence they are of."""
 
 import torch
 
 from hf_ebm.scoring.row_memory import RowMemory
 
-CPU = torch.device("cpu")
-MASK = 9
+FREE = torch.tensor([[True, False, True, True], [False, True, True, True]])  # column 1 and column 0 are context
+COLUMNS = (1, 2, 3)
 
 
-def masked(ids: list[int], column: int) -> torch.Tensor:
-    return torch.tensor([ids]).index_fill(1, torch.tensor([column]), MASK)
+def memory_of_two() -> RowMemory:
+    return RowMemory(FREE, vocab_size=4, dtype=torch.float32)
 
 
-def note(memory: RowMemory, number: int, ids: list[int], column: int, value: float) -> None:
-    memory.write(torch.tensor([number]), torch.tensor([column]), masked(ids, column), torch.full((1, 4), float(value)))
+def note(memory: RowMemory, ids: list[int], values: dict[int, float], number: int = 1) -> None:
+    columns = torch.tensor(list(values))
+    logits = torch.tensor(list(values.values()))[:, None].expand(-1, 4)
+    memory.write(torch.full_like(columns, number), columns, torch.tensor([ids] * len(columns)), logits)
 
 
-def found(memory: RowMemory, number: int, ids: list[int], column: int) -> float | None:
+def keep(memory: RowMemory, ids: list[int], number: int = 1) -> None:
+    memory.keep(torch.tensor([number]), torch.tensor([ids]))
+
+
+def found(memory: RowMemory, ids: list[int], column: int, number: int = 1) -> float | None:
     where = torch.tensor([number]), torch.tensor([column])
-    return float(memory.read(*where)[0, 0]) if bool(memory.find(*where, masked(ids, column))) else None
+    return float(memory.read(*where)[0, 0]) if bool(memory.find(*where, torch.tensor([ids]))) else None
 
 
 def test_what_is_tried_is_found_once_it_is_kept_and_only_there():
-    memory = RowMemory((2, 3, 4), CPU)
-    assert found(memory, 1, [1, 2, 3], 0) is None
-    for column in range(3):
-        note(memory, 1, [1, 2, 3], column, column + 0.5)
-    assert found(memory, 1, [1, 2, 3], 0) is None
-    memory.keep(torch.tensor([1]), torch.tensor([[1, 2, 3]]), MASK)
-    assert [found(memory, 1, [1, 2, 3], column) for column in range(3)] == [0.5, 1.5, 2.5]
-    assert found(memory, 1, [7, 2, 3], 0) == 0.5  # the token that is masked plays no part
-    assert found(memory, 1, [1, 7, 3], 0) is None and found(memory, 0, [1, 2, 3], 0) is None
+    memory = memory_of_two()
+    assert found(memory, [9, 1, 2, 3], 1) is None
+    note(memory, [9, 1, 2, 3], {1: 0.5, 2: 1.5, 3: 2.5})
+    assert found(memory, [9, 1, 2, 3], 1) is None
+    keep(memory, [9, 1, 2, 3])
+    assert [found(memory, [9, 1, 2, 3], column) for column in COLUMNS] == [0.5, 1.5, 2.5]
+    assert found(memory, [9, 7, 2, 3], 1) == 0.5  # the token that is masked plays no part
+    assert found(memory, [9, 1, 7, 3], 1) is None and found(memory, [9, 1, 2, 3], 2, number=0) is None
 
 
 def test_a_rejected_sequence_leaves_what_is_kept():
-    memory = RowMemory((1, 3, 4), CPU)
-    for column in range(3):
-        note(memory, 0, [1, 2, 3], column, column)
-    memory.keep(torch.tensor([0]), torch.tensor([[1, 2, 3]]), MASK)
-    for column in (0, 2):
-        note(memory, 0, [1, 5, 3], column, 7.0)
-    assert [found(memory, 0, [1, 2, 3], column) for column in range(3)] == [0.0, 1.0, 2.0]
-    memory.keep(torch.tensor([0]), torch.tensor([[1, 5, 3]]), MASK)
-    assert [found(memory, 0, [1, 5, 3], column) for column in range(3)] == [7.0, 1.0, 7.0]
-    assert found(memory, 0, [1, 2, 3], 0) is None
+    memory = memory_of_two()
+    note(memory, [9, 1, 2, 3], {1: 0.0, 2: 1.0, 3: 2.0})
+    keep(memory, [9, 1, 2, 3])
+    note(memory, [9, 1, 5, 3], {1: 7.0, 3: 8.0})
+    assert [found(memory, [9, 1, 2, 3], column) for column in COLUMNS] == [0.0, 1.0, 2.0]
+    keep(memory, [9, 1, 5, 3])  # the row of column 2 is the same with either token
+    assert [found(memory, [9, 1, 5, 3], column) for column in COLUMNS] == [7.0, 1.0, 8.0]
+    assert found(memory, [9, 1, 2, 3], 1) is None
+
+
+def test_what_was_noted_of_another_sequence_is_forgotten():
+    memory = memory_of_two()
+    note(memory, [9, 1, 2, 3], {1: 0.0, 2: 1.0})
+    note(memory, [9, 1, 5, 6], {3: 2.0})
+    keep(memory, [9, 1, 5, 6])
+    assert [found(memory, [9, 1, 5, 6], column) for column in COLUMNS] == [None, None, 2.0]
+    keep(memory, [9, 4, 4, 6])  # nothing is known of it, and two tokens have changed
+    assert [found(memory, [9, 4, 4, 6], column) for column in COLUMNS] == [None, None, None]
+
+
+def test_rows_are_kept_at_free_positions_alone():
+    memory = memory_of_two()
+    note(memory, [1, 9, 2, 3], {0: 0.5, 2: 1.5}, number=0)
+    keep(memory, [1, 9, 2, 3], number=0)
+    assert [found(memory, [1, 9, 2, 3], column, number=0) for column in (0, 2, 3)] == [0.5, 1.5, None]
+    assert memory.kept.logits.shape == (2, 3, 4)
 
 
 def test_too_large_a_memory_is_not_made():
-    assert RowMemory.if_it_fits((16, 16, 30_000), CPU) is not None
-    assert RowMemory.if_it_fits((16, 64, 250_000), CPU) is None
-    assert RowMemory.if_it_fits((256, 512, 30), CPU) is None  # ids weigh something, too
+    free = torch.zeros(16, 512, dtype=torch.bool)
+    free[:, :3] = True  # what is context needs no room
+    assert RowMemory.if_it_fits(free, 30_000, torch.float32) is not None
+    assert RowMemory.if_it_fits(~free, 30_000, torch.float32) is None
+    assert RowMemory.if_it_fits(torch.ones(16, 100, dtype=torch.bool), 30_000, torch.float32) is not None
+    assert RowMemory.if_it_fits(torch.ones(16, 100, dtype=torch.bool), 30_000, torch.float64) is None

@@ -197,7 +197,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         support = proposal_support(self, config.suppress_tokens)
         chain_keys, chain_rows = which_chains
         chains = build_chains(self, config, chain_keys, inputs, chain_rows)
-        target = self._target(chains, support, extra, token_budget)
+        target = self._target(chains, config, support, extra, token_budget)
         keys = [list(key) for key in chains.keys]
         recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}
         return _Job(ChainRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
@@ -231,18 +231,32 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         context = run.context and run.context._replace(states=run.context.states.to(device))
         run = replace(run, state=state, recipe=run.recipe | {"settings": config.settings()}, context=context)
         chains = Chains(keys, state.ids, run.start, run.stop, run.free.to(device), context)
-        target = self._target(chains, proposal_support(self, config.suppress_tokens), extra, token_budget)
+        target = self._target(chains, config, proposal_support(self, config.suppress_tokens), extra, token_budget)
         if run.epoch:
             _check_same_target(run, target)
         return _Job(run, config, keys, target)
 
     def _target(
-        self, chains: Chains, support: Tensor, extra: tuple[ExtraEnergy, ...], token_budget: int | None
+        self,
+        chains: Chains,
+        config: ResolvedChainConfig,
+        support: Tensor,
+        extra: tuple[ExtraEnergy, ...],
+        token_budget: int | None,
     ) -> Target:
         runner = self._row_runner(token_budget)
         where = (chains.free, chains.start, chains.stop)
-        memory = RowMemory.if_it_fits((*chains.free.shape, self.vocab_size), chains.free.device)
+        memory = None
+        if config.kernel == "metropolis_hastings" and _has_single_sites(config):
+            dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+            memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
         return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
+
+
+def _has_single_sites(config: ResolvedChainConfig) -> bool:
+    """Whether some epochs propose for one position at a time."""
+    sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
+    return 1 in sizes or config.final_block_size == 1
 
 
 def _checked_extra_energies(extra_energies: Iterable[ExtraEnergy]) -> tuple[ExtraEnergy, ...]:
