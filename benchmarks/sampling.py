@@ -72,7 +72,7 @@ def equal_rows(model, length: int, row_budget: int, names: list[str]) -> Iterato
         began = time.perf_counter()
         energies, changed, used = _spend(model, start, row_budget, SETTINGS[name])
         row = _measures(name, energies, changed, used, time.perf_counter() - began)
-        yield [length, *row, row[5] / base[5], row[6] / base[6]]
+        yield [length, *row, row[6] / base[6], row[7] / base[7]]
 
 
 def _spend(model, start, row_budget: int, settings: dict):
@@ -94,7 +94,7 @@ def _measures(name: str, energies: torch.Tensor, changed: int, rows: int, took: 
     found = energy_diagnostics(kept)
     share = kept.shape[1] / energies.shape[1]
     return [
-        name, rows, took, f"{float(kept.mean()):.2f} ± {float(kept.mean(1).std() / CHAINS**0.5):.2f}", found.r_hat,
+        name, rows, energies.shape[1], took, f"{float(kept.mean()):.2f} ± {float(kept.mean(1).std() / CHAINS**0.5):.2f}", found.r_hat,
         1000 * found.ess_bulk / (rows * share), found.ess_bulk / (took * share), 1000 * changed / rows, changed / took,
     ]  # fmt: skip
 
@@ -117,7 +117,7 @@ def main() -> None:
     rows = (row for length in arguments.lengths for row in steps_per_second(model, length, arguments.epochs))
     print_table(["free positions", "program", "masked rows/step/chain", "steps/s", "hf_ebm is faster by"], rows)
     print(f"\nThe same target, about {arguments.rows} masked rows each, {CHAINS} chains:")
-    header = ["free positions", "program and settings", "rows", "s", "mean energy ± s.e.", "split R-hat"]
+    header = ["free positions", "program and settings", "rows", "epochs", "s", "mean energy ± s.e.", "split R-hat"]
     header += ["ESS/1000 rows", "ESS/s", "changes/1000 rows", "changes/s", "ESS/row vs careful", "ESS/s vs careful"]
     rows = (
         row
