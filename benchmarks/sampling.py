@@ -93,8 +93,9 @@ def _measures(name: str, energies: torch.Tensor, changed: int, rows: int, took: 
     kept = energies[:, energies.shape[1] // 4 :]  # the first quarter is burn-in
     found = energy_diagnostics(kept)
     share = kept.shape[1] / energies.shape[1]
+    mean = f"{float(kept.mean()):.2f} ± {float(kept.mean(1).std() / CHAINS**0.5):.2f}"
     return [
-        name, rows, energies.shape[1], took, f"{float(kept.mean()):.2f} ± {float(kept.mean(1).std() / CHAINS**0.5):.2f}", found.r_hat,
+        name, rows, energies.shape[1], took, mean, found.r_hat,
         1000 * found.ess_bulk / (rows * share), found.ess_bulk / (took * share), 1000 * changed / rows, changed / took,
     ]  # fmt: skip
 
