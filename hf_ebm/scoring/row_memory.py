@@ -26,7 +26,9 @@ class RowMemory:
         # Logits lie in slots, numbered along the free positions of a sequence, whatever is between them.
         self.slot = free.long().cumsum(1) - 1
         width = int(free.sum(1).max())
-        self.kept, self.tried = (_Rows(free.shape, (len(free), width, vocab_size), dtype, free.device) for _ in "ab")
+        shape = (len(free), width, vocab_size)
+        self.kept = _Rows(free.shape, shape, dtype, free.device)
+        self.tried = _Rows(free.shape, shape, dtype, free.device)
 
     @classmethod
     def if_it_fits(cls, free: Tensor, vocab_size: int, dtype: torch.dtype) -> RowMemory | None:
