@@ -120,8 +120,8 @@ def _draw_positions(laboratory, axes, count: int) -> dict:
     def compute():
         return position_log_probs(
             laboratory.model(MODELS[BIT], seed), [row["prefix_ids"] for row in rows],
-            [row["continuation_ids"] for row in rows], max_new_tokens=MAX_NEW_TOKENS, num_samples=64,
-            candidates_at_once=ROWS_AT_ONCE, enumerate_last=True,
+            [row["continuation_ids"] for row in rows], max_new_tokens=MAX_NEW_TOKENS,
+            num_samples=laboratory.scale.samples, candidates_at_once=ROWS_AT_ONCE, enumerate_last=True,
         ).to_tuple()  # fmt: skip
 
     lm, lower, upper, last = laboratory.kept("positions", (MODELS[BIT], seed, count), compute)

@@ -1,13 +1,17 @@
-"""Logits of a masked language model at chosen positions, without running its head anywhere else.
+"""Logits of a masked language model at chosen positions, without running elsewhere what is needed only there.
 
 The head of a masked language model (hidden size times vocabulary) is often as expensive as its encoder, and an energy
 reads one position per masked copy. A forward hook on the base model keeps only the hidden states at those positions,
-so the model's own forward applies its own head to them. Whether that equals the full forward is checked on first use.
+so the model's own forward applies its own head to them. Where one position a row is read, the last feed-forward network
+runs there alone, too: hooks on the linear layers that widen its input keep that position, and the model's own residual
+sum, which broadcasts, is then right there and meaningless elsewhere. Whether both equal the full forward is checked on
+first use.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +26,20 @@ logger = logging.get_logger(__name__)
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
+# `(values (N, T, D), positions (N, P)) -> values` of which those at the positions count.
+Narrowing = Callable[[Tensor, Tensor], Tensor]
+
+
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
     """`values` (N, T, D) at `positions` (N, P) → (N, P, D)."""
     return values.gather(1, positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1]))
+
+
+class _Hooks(NamedTuple):
+    """Where a forward is cut down to the positions that are read: the base model's output, linear layers' input."""
+
+    base: nn.Module
+    narrow: tuple[nn.Linear, ...]
 
 
 class PositionLogits:
@@ -43,9 +58,12 @@ class PositionLogits:
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         inputs = {self.input_name: input_ids, "return_dict": True, **inputs}
         base = self.base
-        if positions.shape[1] >= input_ids.shape[1] or not self._hook_holds(base, inputs, positions) or base is None:
-            return gather_positions(self.model(**inputs).logits, positions)
-        return self._hooked(base, inputs, positions)
+        if base is not None and positions.shape[1] < input_ids.shape[1]:
+            narrow = last_expansions(base) if positions.shape[1] == 1 else ()
+            for hooks in (_Hooks(base, narrow), _Hooks(base, ())):
+                if self._hold(hooks, inputs, positions):
+                    return self._hooked(hooks, inputs, positions)
+        return gather_positions(self.model(**inputs).logits, positions)
 
     @property
     def base(self) -> nn.Module | None:
@@ -53,51 +71,88 @@ class PositionLogits:
         base = getattr(self.model, getattr(self.model, "base_model_prefix", "") or "-", None)
         return base if isinstance(base, nn.Module) and base is not self.model else None
 
-    def _hooked(self, base: nn.Module, inputs: dict, positions: Tensor) -> Tensor:
-        def keep_positions(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
+    def _hooked(self, hooks: _Hooks, inputs: dict, positions: Tensor, narrowed: Narrowing = gather_positions) -> Tensor:
+        def keep_output(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
             first = next(iter(output.keys()))
             output[first] = gather_positions(output[first], positions)
             return output
 
-        handle = base.register_forward_hook(keep_positions)
+        def keep_input(module: nn.Module, args: tuple) -> tuple:
+            return (narrowed(args[0], positions), *args[1:])
+
+        handles = [hooks.base.register_forward_hook(keep_output)]
+        handles += [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow]
         try:
             return self.model(**inputs).logits
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
-    def _hook_holds(self, base: nn.Module | None, inputs: dict, positions: Tensor) -> bool:
+    def _hold(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool:
         """Compares the hooked forward with the full one, once per dtype and device, on at most two rows."""
         device = inputs[self.input_name].device.type
-        key = (next(self.model.parameters()).dtype, device, torch.is_autocast_enabled(device))
+        narrows = bool(hooks.narrow)
+        key = (next(self.model.parameters()).dtype, device, torch.is_autocast_enabled(device), narrows)
         if key not in self._verified:
-            verdict = base is not None and self._verify(base, inputs, positions)
+            verdict = self._verify(hooks, inputs, positions)
             if verdict is None:
                 return False
             self._verified[key] = verdict
-            if not self._verified[key]:
+            name = type(self.model).__name__
+            if not verdict and narrows:
+                logger.info(f"{name}: its last feed-forward network runs at every position.")
+            elif not verdict:
                 logger.warning(
-                    f"{type(self.model).__name__}: applying the head to chosen positions does not reproduce its full "
-                    "forward; the head is applied to every position instead (slower, same values)."
+                    f"{name}: applying the head to chosen positions does not reproduce its full forward; the head is "
+                    "applied to every position instead (slower, same values)."
                 )
         return self._verified[key]
 
     @torch.no_grad()
-    def _verify(self, base: nn.Module, inputs: dict, positions: Tensor) -> bool | None:
+    def _verify(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool | None:
         """Whether the two agree; `None` where logits that aren't finite leave it open."""
-        few = {name: _first_rows(value, 2) for name, value in inputs.items()}
+        few, read = {name: _first_rows(value, 2) for name, value in inputs.items()}, positions[:2]
         with evaluation_mode(self.model):
-            full = gather_positions(self.model(**few).logits, positions[:2])
+            full = gather_positions(self.model(**few).logits, read)
             if not bool(full.isfinite().all()):
                 return None
-            try:
-                hooked = self._hooked(base, few, positions[:2])
-            except Exception as error:  # whatever the model's own code raises on fewer positions
-                logger.info(f"{type(self.model).__name__}: head at chosen positions failed with {error!r}")
-                return False
-        if hooked.shape != full.shape:
-            return False
-        scale = full.abs().amax().clamp(min=1.0)
-        return bool(((hooked - full).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(full.dtype, 1e-4))
+            # NaN at the positions that are not read shows whether anything after the linear layer mixes positions,
+            # which a comparison in half precision could overlook.
+            for narrowed in (_poison_others, gather_positions) if hooks.narrow else (gather_positions,):
+                try:
+                    hooked = self._hooked(hooks, few, read, narrowed)
+                except Exception as error:  # whatever the model's own code raises on fewer positions
+                    logger.info(f"{type(self.model).__name__}: chosen positions alone failed with {error!r}")
+                    return False
+                if not _agree(hooked, full):
+                    return False
+        return True
+
+
+def last_expansions(base: nn.Module) -> tuple[nn.Linear, ...]:
+    """The linear layers that widen their input, in the last module to have some.
+
+    In a transformer they lead into its last feed-forward network; a gated one has two.
+    """
+    found: tuple[nn.Linear, ...] = ()
+    for module in base.modules():
+        inner = (child for child in module.children() if isinstance(child, nn.Linear))
+        found = tuple(linear for linear in inner if linear.out_features > linear.in_features) or found
+    return found
+
+
+def _poison_others(values: Tensor, positions: Tensor) -> Tensor:
+    """`values` (N, T, D), NaN but at `positions` (N, P)."""
+    others = torch.full_like(values, torch.nan)
+    index = positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1])
+    return others.scatter(1, index, values.gather(1, index))
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    if found.shape != expected.shape:
+        return False
+    scale = expected.abs().amax().clamp(min=1.0)
+    return bool(((found - expected).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(expected.dtype, 1e-4))
 
 
 def _first_rows(value: Any, count: int) -> Any:

@@ -116,8 +116,10 @@ def test_sampling_leaves_the_global_generator_and_modes_alone():
 def test_resampling_gives_the_joint_distribution(family):
     model = toy_residual(family)
     target = exact_log_probs(model.lm, PREFIX) - exact_energies(model, PREFIX)
-    prompts = [PREFIX.tolist()] * 500
-    output = model.generate(prompts, num_candidates=150, num_samples=1, max_new_tokens=LENGTH, seed=1)
+    prompts = [PREFIX.tolist()] * 300
+    output = model.generate(
+        prompts, num_candidates=150, num_samples=1, max_new_tokens=LENGTH, seed=1, candidates_at_once=2500
+    )
     drawn = [ids for prompt in range(len(prompts)) for ids in continuations_of(output, prompt)]
     limit = total_variation_limit(target.softmax(0), len(drawn)) + 0.01  # n = 150 has a bias of order 1/n
     assert distance(drawn, target) < limit
@@ -126,13 +128,13 @@ def test_resampling_gives_the_joint_distribution(family):
         assert energy == pytest.approx(energies[ids], abs=1e-5)
     # The sign of the energy matters, and so do the weights.
     model.head.weight.data.neg_()
-    wrong = model.generate(prompts[:200], num_candidates=150, max_new_tokens=LENGTH, seed=1)
+    wrong = model.generate(prompts[:200], num_candidates=150, max_new_tokens=LENGTH, seed=1, candidates_at_once=2500)
     assert distance([ids for prompt in range(200) for ids in continuations_of(wrong, prompt)], target) > 0.2
     unweighted = model.generate(prompts, num_candidates=1, max_new_tokens=LENGTH, seed=1)
-    base = [ids for prompt in range(500) for ids in continuations_of(unweighted, prompt)]
+    base = [ids for prompt in range(300) for ids in continuations_of(unweighted, prompt)]
     assert distance(base, target) > limit
     assert distance(base, exact_log_probs(model.lm, PREFIX)) < total_variation_limit(
-        exact_log_probs(model.lm, PREFIX).exp(), 500
+        exact_log_probs(model.lm, PREFIX).exp(), 300
     )
 
 

@@ -110,7 +110,50 @@ def test_head_falls_back_when_positions_do_not_reproduce_the_full_forward():
     with torch.no_grad():
         found = logits(ids, positions)
         torch.testing.assert_close(found[0, 0], model(input_ids=ids).logits[0, 2])
-    assert list(logits._verified.values()) == [False]
+    assert list(logits._verified.values()) == [False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.0, 1e-4])
+def test_the_last_feed_forward_network_runs_everywhere_where_a_later_layer_mixes_positions(dtype, share):
+    """However little it mixes, and though a comparison of logits in half precision would not show it."""
+    model = tiny_mlm().to(dtype)
+
+    class Mixing(torch.nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, hidden):
+            hidden = self.norm(hidden)
+            return hidden + share * hidden.mean(1, keepdim=True) if share else hidden
+
+    output = model.bert.encoder.layer[-1].output
+    output.LayerNorm = Mixing(output.LayerNorm)
+    ids, positions = torch.tensor([[1, 5, 3, 7, 2], [1, 3, 6, 4, 2]]), torch.tensor([[2], [1]])
+    logits = PositionLogits(model)
+    with torch.no_grad():
+        found = logits(ids, positions)
+        full = model(input_ids=ids).logits
+    torch.testing.assert_close(found[:, 0], full[torch.arange(2), positions[:, 0]], atol=1e-2, rtol=1e-2)
+    held = {key[-1]: holds for key, holds in logits._verified.items()}
+    assert held == ({True: False, False: True} if share else {True: True})
+
+
+def test_only_the_last_feed_forward_network_runs_at_one_position():
+    model, widths = tiny_mlm(num_hidden_layers=2), []
+    for layer in model.bert.encoder.layer:
+        layer.intermediate.register_forward_hook(lambda module, inputs, output: widths.append(output.shape[1]))
+    logits = PositionLogits(model)
+    ids = torch.tensor([[1, 5, 3, 7, 2]])
+    reads = torch.tensor([[2]]), torch.tensor([[2, 3]])
+    with torch.no_grad():
+        for positions in reads:  # checks that it holds
+            logits(ids, positions)
+        widths.clear()
+        for positions in reads:
+            logits(ids, positions)
+    assert widths == [5, 1, 5, 5]
 
 
 def test_gradients_flow_through_energies(energy):

@@ -1,7 +1,6 @@
-"""One update of the trainers of energies, for `test_distributed`: run by torchrun with two processes, and alone."""
+"""One update of the trainers of energies, for `distributed_runs`."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -24,17 +23,12 @@ def trainer_of(kind: str, folder: Path, processes: int):
     return EnergyTrainer(test_energy.make("bert", "raw"), args, train_dataset=rows)
 
 
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
+def run_all(folder: Path) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for kind in KINDS:
-        trainer = trainer_of(kind, Path(folder) / "work", processes)
+        trainer = trainer_of(kind, folder / "work", processes)
         trainer.train()
         logged = {name: value for name, value in trainer.state.log_history[0].items() if name != "grad_norm"}
         state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-        torch.save((logged, state), Path(folder) / f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt")
+        torch.save((logged, state), folder / f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt")
         trainer.accelerator.wait_for_everyone()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,7 +1,6 @@
-"""Two updates of each trainer for a cost, for `test_task_loss_distributed`: with two processes, and alone with one."""
+"""Updates of each trainer for a cost, for `distributed_runs`."""
 
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -44,11 +43,10 @@ def trainer_of(kind: str, folder: Path, processes: int):
     return trainer
 
 
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
+def run_all(folder: Path) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for kind in KINDS:
-        trainer = trainer_of(kind, Path(folder) / "work", processes)
+        trainer = trainer_of(kind, folder / "work", processes)
         decodes = []
         if isinstance(trainer, MGSTrainer):
             costs = trainer.costs
@@ -57,9 +55,5 @@ def main(folder: str) -> None:
         logged = [{k: v for k, v in log.items() if k != "grad_norm"} for log in trainer.state.log_history[:2]]
         state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         name = f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt"
-        torch.save((logged, state, len(decodes)), Path(folder) / name)
+        torch.save((logged, state, len(decodes)), folder / name)
         trainer.accelerator.wait_for_everyone()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

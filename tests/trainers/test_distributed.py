@@ -12,9 +12,11 @@ from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
 
 
-def run_both(folder, script):
-    """Runs a script with one process and with two."""
-    script = ["-m", script, str(folder)]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where all updates lie, made by one process and by two."""
+    folder = tmp_path_factory.mktemp("distributed")
+    script = ["-m", "tests.trainers.distributed_runs", str(folder)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     for start in (script, [*launcher, *script]):
         done = subprocess.run(
@@ -24,25 +26,10 @@ def run_both(folder, script):
     return folder
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return run_both(tmp_path_factory.mktemp("distributed"), "tests.trainers.distributed_run")
-
-
-@pytest.fixture(scope="module")
-def task_loss_runs(tmp_path_factory):
-    return run_both(tmp_path_factory.mktemp("task_loss"), "tests.trainers.task_loss_run")
-
-
-@pytest.fixture(scope="module")
-def energy_runs(tmp_path_factory):
-    return run_both(tmp_path_factory.mktemp("energies"), "tests.trainers.energy_run")
-
-
 @pytest.mark.parametrize("kind", ENERGY_KINDS)
-def test_updates_of_energies_are_those_of_one_process(kind, energy_runs):
+def test_updates_of_energies_are_those_of_one_process(kind, folder):
     (one_log, one), (two_log, two), (_, other) = (
-        torch.load(energy_runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+        torch.load(folder / "energies" / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
     )
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-9, rtol=1e-6)
@@ -53,9 +40,9 @@ def test_updates_of_energies_are_those_of_one_process(kind, energy_runs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_update_of_two_processes_is_that_of_one(kind, runs):
+def test_the_update_of_two_processes_is_that_of_one(kind, folder):
     (one_log, one), (two_log, two), (_, other) = (
-        torch.load(runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+        torch.load(folder / "search" / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
     )
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
@@ -67,10 +54,10 @@ def test_the_update_of_two_processes_is_that_of_one(kind, runs):
 
 
 @pytest.mark.parametrize("kind", TASK_LOSS_KINDS)
-def test_updates_for_a_cost_are_those_of_one_process(kind, task_loss_runs):
+def test_updates_for_a_cost_are_those_of_one_process(kind, folder):
     """MGS: every process sees every batch, decodes for its share of the candidates, and makes the same update."""
     (one_logs, one, decodes), (two_logs, two, half), (_, other, rest) = (
-        torch.load(task_loss_runs / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
+        torch.load(folder / "task_losses" / f"{kind}-{name}.pt") for name in ("1-0", "2-0", "2-1")
     )
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-6, rtol=1e-6)
