@@ -6,6 +6,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import gc
+
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -15,6 +17,12 @@ from hf_ebm import EnergyModel
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+
+
+def pytest_collection_finish(session) -> None:
+    """Leaves what is imported by now out of garbage collection, which every training begins with."""
+    gc.collect()
+    gc.freeze()
 
 
 def tiny_mlm(vocab_size: int = 9, seed: int = 0, scale: float = 0.35, layers: int = 1, **overrides) -> BertForMaskedLM:
