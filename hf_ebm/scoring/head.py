@@ -27,7 +27,7 @@ _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 
 
 
 # `(values (N, T, D), positions (N, P)) -> values` of which those at the positions count.
-Narrowing = Callable[[Tensor, Tensor], Tensor]
+_Narrowing = Callable[[Tensor, Tensor], Tensor]
 
 
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
@@ -36,10 +36,15 @@ def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
 
 
 class _Hooks(NamedTuple):
-    """Where a forward is cut down to the positions that are read: the base model's output, linear layers' input."""
+    """Where a forward is cut down to the positions that are read.
+
+    Attributes:
+        base: its output is.
+        narrow: the linear layers whose input is, by their names under `base`.
+    """
 
     base: nn.Module
-    narrow: tuple[nn.Linear, ...]
+    narrow: dict[str, nn.Linear]
 
 
 class PositionLogits:
@@ -59,8 +64,9 @@ class PositionLogits:
         inputs = {self.input_name: input_ids, "return_dict": True, **inputs}
         base = self.base
         if base is not None and positions.shape[1] < input_ids.shape[1]:
-            narrow = last_expansions(base) if positions.shape[1] == 1 else ()
-            for hooks in (_Hooks(base, narrow), _Hooks(base, ())):
+            # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
+            narrow = last_expansions(base) if positions.shape[1] == 1 and not torch.is_grad_enabled() else {}
+            for hooks in (_Hooks(base, narrow), _Hooks(base, {})):
                 if self._hold(hooks, inputs, positions):
                     return self._hooked(hooks, inputs, positions)
         return gather_positions(self.model(**inputs).logits, positions)
@@ -71,17 +77,25 @@ class PositionLogits:
         base = getattr(self.model, getattr(self.model, "base_model_prefix", "") or "-", None)
         return base if isinstance(base, nn.Module) and base is not self.model else None
 
-    def _hooked(self, hooks: _Hooks, inputs: dict, positions: Tensor, narrowed: Narrowing = gather_positions) -> Tensor:
+    def _hooked(
+        self, hooks: _Hooks, inputs: dict, positions: Tensor, narrowed: _Narrowing = gather_positions
+    ) -> Tensor:
+        rows, length = inputs[self.input_name].shape
+
         def keep_output(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
             first = next(iter(output.keys()))
+            if output[first].shape[1] < length:  # on a GPU an index out of range would end the process
+                raise ValueError(f"{type(module).__name__} returned {output[first].shape[1]} positions of {length}")
             output[first] = gather_positions(output[first], positions)
             return output
 
-        def keep_input(module: nn.Module, args: tuple) -> tuple:
-            return (narrowed(args[0], positions), *args[1:])
+        def keep_input(module: nn.Module, args: tuple) -> tuple | None:
+            # Layers that get chunks, experts' shares or other layouts than (N, T, D) run on all they get.
+            whole = args[0].dim() == 3 and args[0].shape[0] == rows and args[0].shape[1] >= length
+            return (narrowed(args[0], positions), *args[1:]) if whole else None
 
         handles = [hooks.base.register_forward_hook(keep_output)]
-        handles += [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow]
+        handles += [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow.values()]
         try:
             return self.model(**inputs).logits
         finally:
@@ -89,20 +103,22 @@ class PositionLogits:
                 handle.remove()
 
     def _hold(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool:
-        """Compares the hooked forward with the full one, once per dtype and device, on at most two rows."""
-        device = inputs[self.input_name].device.type
-        narrows = bool(hooks.narrow)
-        key = (next(self.model.parameters()).dtype, device, torch.is_autocast_enabled(device), narrows)
+        """Compares the hooked forward with the full one on at most two rows: once for each dtype, device, make of the
+        model (adapters may come and go) and doubling of the length."""
+        ids = inputs[self.input_name]
+        numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
+        make = sum(1 for _ in hooks.base.modules()), tuple(hooks.narrow)
+        key = (*numbers, ids.shape[1].bit_length(), *make)
         if key not in self._verified:
             verdict = self._verify(hooks, inputs, positions)
             if verdict is None:
                 return False
             self._verified[key] = verdict
             name = type(self.model).__name__
-            if not verdict and narrows:
+            if not verdict and hooks.narrow:
                 logger.info(f"{name}: its last feed-forward network runs at every position.")
             elif not verdict:
-                logger.warning(
+                logger.warning_once(
                     f"{name}: applying the head to chosen positions does not reproduce its full forward; the head is "
                     "applied to every position instead (slower, same values)."
                 )
@@ -112,32 +128,39 @@ class PositionLogits:
     def _verify(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool | None:
         """Whether the two agree; `None` where logits that aren't finite leave it open."""
         few, read = {name: _first_rows(value, 2) for name, value in inputs.items()}, positions[:2]
+        checks: list[tuple[Tensor, _Narrowing]] = [(read, gather_positions)]
+        if hooks.narrow:
+            # NaN at all positions but the last (the first, in a second row) shows whether anything after the linear
+            # layers mixes positions, which a comparison in half precision could overlook.
+            ends = torch.tensor([[inputs[self.input_name].shape[1] - 1], [0]], device=read.device)
+            checks.append((ends[: len(read)], _poison_others))
         with evaluation_mode(self.model):
-            full = gather_positions(self.model(**few).logits, read)
-            if not bool(full.isfinite().all()):
+            full = self.model(**few).logits
+            if not bool(gather_positions(full, read).isfinite().all()):
                 return None
-            # NaN at the positions that are not read shows whether anything after the linear layer mixes positions,
-            # which a comparison in half precision could overlook.
-            for narrowed in (_poison_others, gather_positions) if hooks.narrow else (gather_positions,):
+            for where, narrowed in checks:
                 try:
-                    hooked = self._hooked(hooks, few, read, narrowed)
+                    hooked = self._hooked(hooks, few, where, narrowed)
                 except Exception as error:  # whatever the model's own code raises on fewer positions
                     logger.info(f"{type(self.model).__name__}: chosen positions alone failed with {error!r}")
                     return False
-                if not _agree(hooked, full):
+                if not _agree(hooked, gather_positions(full, where)):
                     return False
         return True
 
 
-def last_expansions(base: nn.Module) -> tuple[nn.Linear, ...]:
-    """The linear layers that widen their input, in the last module to have some.
+def last_expansions(base: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers that widen their input, in the last module to have some, by name.
 
-    In a transformer they lead into its last feed-forward network; a gated one has two.
+    In a transformer they lead into its last feed-forward network; a gated one has two. None where anything in `base`
+    has hooks, which may look at positions that nothing else does.
     """
-    found: tuple[nn.Linear, ...] = ()
-    for module in base.modules():
-        inner = (child for child in module.children() if isinstance(child, nn.Linear))
-        found = tuple(linear for linear in inner if linear.out_features > linear.in_features) or found
+    found: dict[str, nn.Linear] = {}
+    for name, module in base.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return {}
+        inner = {f"{name}.{part}": child for part, child in module.named_children() if isinstance(child, nn.Linear)}
+        found = {part: child for part, child in inner.items() if child.out_features > child.in_features} or found
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_ebm.scoring.energies import token_energies
-from hf_ebm.scoring.head import PositionLogits
+from hf_ebm.scoring.head import PositionLogits, gather_positions
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences, attended_spans
 from tests.conftest import plain_token_energies, tiny_energy_model, tiny_mlm
 
@@ -136,17 +136,23 @@ def test_the_last_feed_forward_network_runs_everywhere_where_a_later_layer_mixes
         found = logits(ids, positions)
         full = model(input_ids=ids).logits
     torch.testing.assert_close(found[:, 0], full[torch.arange(2), positions[:, 0]], atol=1e-2, rtol=1e-2)
-    held = {key[-1]: holds for key, holds in logits._verified.items()}
+    held = {bool(key[-1]): holds for key, holds in logits._verified.items()}
     assert held == ({True: False, False: True} if share else {True: True})
 
 
-def test_only_the_last_feed_forward_network_runs_at_one_position():
-    model, widths = tiny_mlm(num_hidden_layers=2), []
+def widths_of_feed_forwards(model) -> list[int]:
+    """Fills with the positions each layer's feed-forward network runs at, by a patched method: hooks are respected."""
+    widths = []
     for layer in model.bert.encoder.layer:
-        layer.intermediate.register_forward_hook(lambda module, inputs, output: widths.append(output.shape[1]))
-    logits = PositionLogits(model)
-    ids = torch.tensor([[1, 5, 3, 7, 2]])
-    reads = torch.tensor([[2]]), torch.tensor([[2, 3]])
+        forward = layer.intermediate.dense.forward
+        layer.intermediate.dense.forward = lambda x, forward=forward: widths.append(x.shape[1]) or forward(x)
+    return widths
+
+
+def test_only_the_last_feed_forward_network_runs_at_one_position():
+    model = tiny_mlm(layers=2)
+    widths, logits = widths_of_feed_forwards(model), PositionLogits(model)
+    ids, reads = torch.tensor([[1, 5, 3, 7, 2]]), (torch.tensor([[2]]), torch.tensor([[2, 3]]))
     with torch.no_grad():
         for positions in reads:  # checks that it holds
             logits(ids, positions)
@@ -154,6 +160,53 @@ def test_only_the_last_feed_forward_network_runs_at_one_position():
         for positions in reads:
             logits(ids, positions)
     assert widths == [5, 1, 5, 5]
+
+
+def test_gradients_are_taken_of_the_whole_forward_so_layers_can_be_run_again():
+    model = tiny_energy_model(dtype=torch.float64, layers=2).train()
+    ids = torch.tensor([[1, 5, 6, 7, 2]])
+    model(ids).energy.sum().backward()
+    plain = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(ids).energy.sum().backward()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient)
+
+
+@pytest.mark.parametrize("change", ["chunks", "hook", "hook before", "tied layers", "late mixing"])
+def test_values_stay_right_whatever_becomes_of_the_model(change):
+    """Feed-forward networks in chunks, and changes after the first use that make another check necessary."""
+    model = tiny_mlm(layers=2, chunk_size_feed_forward=4 if change == "chunks" else 0)
+    layers, logits = model.bert.encoder.layer, PositionLogits(model)
+
+    def edit(module, inputs, output):
+        return output + torch.arange(output.shape[1])[:, None]
+
+    def mix_long(module, inputs, output):
+        return output + output.mean(1, keepdim=True) if output.shape[1] > 8 else output
+
+    def make_change():
+        if change.startswith("hook"):
+            layers[-1].intermediate.dense.register_forward_hook(edit)
+        elif change == "tied layers":
+            layers[1].intermediate = layers[0].intermediate
+
+    if change == "hook before":
+        make_change()
+    if change == "late mixing":  # within the module's own code, where no hook shows it
+        forward = layers[-1].forward
+        layers[-1].forward = lambda *a, **k: mix_long(None, None, forward(*a, **k))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for run, length in enumerate((8, 16 if change == "late mixing" else 8)):
+            ids = torch.randint(4, 9, (3, length), generator=generator)
+            positions = torch.tensor([[1], [2], [5]])
+            torch.testing.assert_close(logits(ids, positions), gather_positions(model(input_ids=ids).logits, positions))
+            if run == 0 and change != "hook before":
+                make_change()
+    # Layers that are given chunks run on all of them, and the others' narrowing holds.
+    assert change != "chunks" or all(logits._verified.values())
 
 
 def test_gradients_flow_through_energies(energy):
