@@ -144,7 +144,7 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
             patch.setattr(sampler, "metropolis_hastings", without)
             slow = model.generate(**settings, **extra)
         assert torch.equal(fast.samples, slow.samples)
-        torch.testing.assert_close(fast.energies, slow.energies)
+        torch.testing.assert_close(fast.energies, slow.energies, atol=1e-6, rtol=1e-6)  # of logits in float32
         assert fast.num_masked_rows < slow.num_masked_rows
 
 
@@ -162,7 +162,7 @@ def test_kept_rows_change_no_draw(energy, extra, monkeypatch):
     monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)
     slow = model.generate(**settings)
     assert torch.equal(fast.samples, slow.samples)
-    torch.testing.assert_close(fast.energies, slow.energies)
+    torch.testing.assert_close(fast.energies, slow.energies, atol=1e-6, rtol=1e-6)  # of logits in float32
     assert fast.num_masked_rows < slow.num_masked_rows
 
 
