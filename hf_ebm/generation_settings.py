@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     _Model = PreTrainedModel  # what the mixin is mixed into
 else:

@@ -5,9 +5,10 @@ What must be refused has an ignore, and an ignore that nothing needs any more is
 
 from __future__ import annotations
 
+from typing import assert_type
+
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from typing_extensions import assert_type
 
 from hf_ebm import (
     ChainGenerationConfig,

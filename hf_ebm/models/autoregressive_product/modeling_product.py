@@ -23,7 +23,7 @@ from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):

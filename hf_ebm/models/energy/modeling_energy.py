@@ -27,8 +27,9 @@ from hf_ebm.scoring.head import PositionLogits
 from hf_ebm.scoring.rows import EncoderContext, RowRunner
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from transformers import ProcessorMixin
-    from typing_extensions import Self
 
 # Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")

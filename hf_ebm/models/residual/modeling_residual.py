@@ -39,7 +39,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _ENCODER_TOKENIZER = "encoder_tokenizer"  # a folder beside the weights; the language model's lies with them
 
