@@ -66,9 +66,10 @@ class PositionLogits:
         if base is not None and positions.shape[1] < input_ids.shape[1]:
             # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
             narrow = last_expansions(base) if positions.shape[1] == 1 and not torch.is_grad_enabled() else {}
-            for hooks in (_Hooks(base, narrow), _Hooks(base, {})):
-                if self._hold(hooks, inputs, positions):
-                    return self._hooked(hooks, inputs, positions)
+            head_alone, both = _Hooks(base, {}), _Hooks(base, narrow)
+            if self._hold(head_alone, inputs, positions):
+                hooks = both if narrow and self._hold(both, inputs, positions) else head_alone
+                return self._hooked(hooks, inputs, positions)
         return gather_positions(self.model(**inputs).logits, positions)
 
     @property
@@ -103,12 +104,15 @@ class PositionLogits:
                 handle.remove()
 
     def _hold(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool:
-        """Compares the hooked forward with the full one on at most two rows: once for each dtype, device, make of the
-        model (adapters may come and go) and doubling of the length."""
+        """Whether the hooked forward equals the one with less hooks, found out on at most two rows.
+
+        Once for each dtype, device and make of the model (adapters may come and go), and narrow layers for each
+        doubling of the length.
+        """
         ids = inputs[self.input_name]
         numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
-        make = sum(1 for _ in hooks.base.modules()), tuple(hooks.narrow)
-        key = (*numbers, ids.shape[1].bit_length(), *make)
+        make = sum(1 for _ in hooks.base.modules()), ids.shape[1].bit_length() if hooks.narrow else 0
+        key = (*numbers, *make, tuple(hooks.narrow))
         if key not in self._verified:
             verdict = self._verify(hooks, inputs, positions)
             if verdict is None:
@@ -135,16 +139,19 @@ class PositionLogits:
             ends = torch.tensor([[inputs[self.input_name].shape[1] - 1], [0]], device=read.device)
             checks.append((ends[: len(read)], _poison_others))
         with evaluation_mode(self.model):
-            full = self.model(**few).logits
-            if not bool(gather_positions(full, read).isfinite().all()):
-                return None
             for where, narrowed in checks:
+                if hooks.narrow:
+                    expected = self._hooked(_Hooks(hooks.base, {}), few, where)
+                else:
+                    expected = gather_positions(self.model(**few).logits, where)
+                if where is read and not bool(expected.isfinite().all()):
+                    return None
                 try:
                     hooked = self._hooked(hooks, few, where, narrowed)
                 except Exception as error:  # whatever the model's own code raises on fewer positions
                     logger.info(f"{type(self.model).__name__}: chosen positions alone failed with {error!r}")
                     return False
-                if not _agree(hooked, gather_positions(full, where)):
+                if not _agree(hooked, expected):
                     return False
         return True
 

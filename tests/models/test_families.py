@@ -84,7 +84,7 @@ def test_energies_equal_one_position_at_a_time(model_type):
             assert float(found.energy[row]) == pytest.approx(expected, abs=1e-4)
     # The head ran at one position a row, and so did the last feed-forward network.
     verified = {bool(key[-1]): holds for key, holds in model._row_runner().position_logits._verified.items()}
-    assert verified == ({True: True} if model_type not in WIDE else {**WIDE[model_type], False: True})
+    assert verified == {False: True, **WIDE.get(model_type, {True: True})}
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
