@@ -11,6 +11,7 @@ first use.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -82,8 +83,11 @@ class PositionLogits:
         self, hooks: _Hooks, inputs: dict, positions: Tensor, narrowed: _Narrowing = gather_positions
     ) -> Tensor:
         rows, length = inputs[self.input_name].shape
+        owner = get_ident()  # other threads may be running the model while the hooks are there
 
         def keep_output(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
+            if get_ident() != owner:
+                return output
             first = next(iter(output.keys()))
             if output[first].shape[1] < length:  # on a GPU an index out of range would end the process
                 raise ValueError(f"{type(module).__name__} returned {output[first].shape[1]} positions of {length}")
@@ -93,7 +97,7 @@ class PositionLogits:
         def keep_input(module: nn.Module, args: tuple) -> tuple | None:
             # Layers that get chunks, experts' shares or other layouts than (N, T, D) run on all they get.
             whole = args[0].dim() == 3 and args[0].shape[0] == rows and args[0].shape[1] >= length
-            return (narrowed(args[0], positions), *args[1:]) if whole else None
+            return (narrowed(args[0], positions), *args[1:]) if whole and get_ident() == owner else None
 
         handles = [hooks.base.register_forward_hook(keep_output)]
         handles += [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow.values()]

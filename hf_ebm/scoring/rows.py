@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from threading import get_ident
 from typing import NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ class RowRunner:
         prepare: turns a chunk's ids and context into model inputs `(ids, inputs)`, for encoder-decoder models.
 
     Attributes:
-        num_rows: how many masked rows have been run so far; those found in a memory don't count.
+        num_rows: how many masked rows this thread has run so far; those found in a memory don't count.
         dtype: of the logits as the model returned them last.
     """
 
@@ -125,8 +126,12 @@ class RowRunner:
         self.vocab_size = vocab_size
         self.token_budget = token_budget
         self.prepare = prepare or (lambda ids, context: (ids, {}))
-        self.num_rows = 0
+        self._num_rows: dict[int, int] = defaultdict(int)  # by thread
         self.dtype: torch.dtype | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self._num_rows[get_ident()]
 
     @property
     def known_mask_id(self) -> int:
@@ -244,7 +249,7 @@ class RowRunner:
             logits = logits.float()
         names = rows.source if sequences.numbers is None else sequences.numbers[rows.source]
         _check_finite(logits.detach(), names, rows.read)
-        self.num_rows += len(shown)
+        self._num_rows[get_ident()] += len(shown)
         return logits
 
     def _row_cost(self, sequences: Sequences, rows: MaskedRows, first: Tensor) -> int:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -35,6 +37,27 @@ def test_more_chains_leave_the_first_ones_alone_and_seeds_matter():
     drawn = model.generate(**BASE | {"seed": None})
     torch.manual_seed(0)
     assert drawn.seed == model.generate(**BASE | {"seed": None}).seed
+
+
+def test_threads_may_share_a_model():
+    """Chains, energies and counts of rows are those of one thread, though hooks are put on the same modules."""
+    model = tiny_energy_model(layers=2)
+    texts = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 5, 6, 2]])
+    model.generate(**BASE), model.score_ids(texts)  # before any thread, so that none of them checks the forward
+    alone, energies = [model.generate(**BASE | {"seed": seed}) for seed in range(4)], model.score_ids(texts)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            runs = [pool.submit(model.generate, **BASE | {"seed": seed}) for seed in range(4)]
+            scores = [pool.submit(model.score_ids, texts) for _ in range(8)]
+            for expected, run in zip(alone, runs, strict=True):
+                assert torch.equal(run.result().samples, expected.samples)
+                assert run.result().num_masked_rows == expected.num_masked_rows
+            for score in scores:
+                torch.testing.assert_close(score.result(), energies, atol=1e-5, rtol=1e-5)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_settings_save_with_the_model_and_load_back(tmp_path):
