@@ -7,7 +7,8 @@ from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 
 from hf_ebm.publishing.cards import Training, hardware, model_card
 from hf_ebm.publishing.hub import upload_errors
@@ -25,6 +26,17 @@ else:
     _Trainer = object
 
 
+class _FirstStep(TrainerCallback):
+    """Notes at which step a training began: above 0 where it went on from a checkpoint."""
+
+    step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.step = state.global_step
+
+
 class PublishingTrainerMixin(_Trainer):
     """Gives a Trainer a card of what it ran, and uploads that carry it. Subclasses have a `config_class`."""
 
@@ -32,6 +44,12 @@ class PublishingTrainerMixin(_Trainer):
     model: PreTrainedModel  # or an adapter of PEFT on one, which passes on what it doesn't have itself
 
     bibtex: ClassVar[Sequence[str]] = ()
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """The Trainer's; where it began is noted for the card."""
+        self.pop_callback(_FirstStep)
+        self.add_callback(_FirstStep)
+        return super().train(*args, **kwargs)
 
     def create_model_card(
         self, language: str | None = None, license: str | None = None, tags: str | list[str] | None = None,
@@ -73,6 +91,7 @@ class PublishingTrainerMixin(_Trainer):
         logs = self.state.log_history
         rows: object = self.train_dataset
         runtime = [log["train_runtime"] for log in logs if "train_runtime" in log]
+        begun = [callback.step for callback in self.callback_handler.callbacks if isinstance(callback, _FirstStep)]
         return Training(
             trainer=type(self).__name__,
             objective=(inspect.getdoc(type(self)) or "").partition("\n\n")[0].replace("\n", " "),
@@ -83,6 +102,7 @@ class PublishingTrainerMixin(_Trainer):
             steps=self.state.global_step,
             epochs=self.state.epoch,
             seconds=runtime[-1] if runtime else None,
+            resumed_at=begun[0] if begun else 0,
             hardware=hardware(self.args.device),
             metrics=self._metrics(logs),
         )

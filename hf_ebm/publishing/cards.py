@@ -39,7 +39,9 @@ class Training:
         seed: of the run.
         data: what was trained on.
         train_rows: how many rows.
-        steps, epochs, seconds: how long.
+        steps, epochs: how long.
+        seconds: how long, from step `resumed_at` on.
+        resumed_at: 0, or the step of the checkpoint it last went on from.
         hardware: on what.
         metrics: final numbers by name, as the trainer logs them.
     """
@@ -53,6 +55,7 @@ class Training:
     steps: int | None = None
     epochs: float | None = None
     seconds: float | None = None
+    resumed_at: int = 0
     hardware: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """Cards: what they state, what they leave open, and what they refuse."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -134,3 +135,25 @@ def test_the_card_of_a_best_model_states_its_own_evaluation(tmp_path):
     again = trainer.evaluate()["eval_loss"]
     assert again == pytest.approx(min(losses), rel=1e-5) and trainer.training_facts().metrics["eval_loss"] == again
     assert "num_train_epochs" not in trainer.training_facts().hyperparameters
+
+
+def test_a_duration_is_that_of_the_steps_it_is_of(tmp_path):
+    """Of a run that went on from a checkpoint, the Trainer knows the last session's time alone."""
+
+    def trainer():
+        args = EnergyTrainingConfig(
+            str(tmp_path), objective="mle", max_steps=4, report_to=[], use_cpu=True, disable_tqdm=True, save_steps=3
+        )
+        return EnergyTrainer(tiny_energy_model("raw"), args, train_dataset=[{"input_ids": [1, 5, 6, 2]}] * 4)
+
+    whole, resumed = trainer(), trainer()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for run, start in ((whole, 0), (resumed, 3)):
+        assert run.training_facts().resumed_at == start and run.training_facts().steps == 4
+        run.create_model_card()
+        duration = re.search(r"\| duration \| (.*) \|", (tmp_path / "README.md").read_text())[1]
+        assert duration.endswith(", from step 3 on") == bool(start)
+    resumed.args.max_steps = 6
+    resumed.train()  # another training of the same trainer begins anew
+    assert resumed.training_facts().resumed_at == 0
