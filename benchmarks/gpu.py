@@ -36,11 +36,15 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def row_flops(model: EnergyModel) -> float:
-    """Matrix FLOP of one masked row: the encoder at every position, the head at one."""
-    encoder = sum(p.numel() for n, p in model.mlm.named_parameters() if p.dim() == 2 and "encoder.layer" in n)
-    head = sum(p.numel() for n, p in model.mlm.named_parameters() if p.dim() == 2 and n.startswith("cls."))
-    head += model.mlm.get_output_embeddings().weight.numel()
-    return 2.0 * (encoder * (LENGTH + 2) + head)
+    """Matrix FLOP of one masked row: the encoder at all positions, its last feed-forward network and the head at one."""
+    layers = model.mlm.bert.encoder.layer
+    once = _weights(layers[-1].intermediate) + _weights(layers[-1].output)
+    head = _weights(model.mlm.cls.predictions.transform) + model.mlm.get_output_embeddings().weight.numel()
+    return 2.0 * ((_weights(layers) - once) * (LENGTH + 2) + once + head)
+
+
+def _weights(part: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in part.parameters() if parameter.dim() == 2)
 
 
 def measure(dtype: torch.dtype) -> list:
