@@ -36,7 +36,7 @@ def matrix_rate(dtype: torch.dtype) -> float:
 
 
 def row_flops(model: EnergyModel) -> float:
-    """Matrix FLOP of one masked row: the encoder at all positions, its last feed-forward network and the head at one."""
+    """Matrix FLOP of one masked row: the encoder at all positions, last feed-forward network and head at one."""
     layers = model.mlm.bert.encoder.layer
     once = _weights(layers[-1].intermediate) + _weights(layers[-1].output)
     head = _weights(model.mlm.cls.predictions.transform) + model.mlm.get_output_embeddings().weight.numel()
