@@ -3,6 +3,7 @@
 import functools
 import socket
 import sys
+from pathlib import Path
 
 import evaluate
 import pytest
@@ -22,7 +23,7 @@ def own_caches(tmp_path_factory):
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", folder / "modules")
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", folder / "metrics")
         patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
-        patch.setattr(sys, "path", sys.path.copy())
+        patch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, "evaluate_modules").is_dir()])
         for name in _copies():
             patch.delitem(sys.modules, name)
         yield folder
