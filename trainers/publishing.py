@@ -91,7 +91,7 @@ class PublishingTrainerMixin(_Trainer):
         logs = self.state.log_history
         rows: object = self.train_dataset
         runtime = [log["train_runtime"] for log in logs if "train_runtime" in log]
-        begun = [callback.step for callback in self.callback_handler.callbacks if isinstance(callback, _FirstStep)]
+        begun = (callback.step for callback in self.callback_handler.callbacks if isinstance(callback, _FirstStep))
         return Training(
             trainer=type(self).__name__,
             objective=(inspect.getdoc(type(self)) or "").partition("\n\n")[0].replace("\n", " "),
@@ -102,7 +102,7 @@ class PublishingTrainerMixin(_Trainer):
             steps=self.state.global_step,
             epochs=self.state.epoch,
             seconds=runtime[-1] if runtime else None,
-            resumed_at=begun[0] if begun else 0,
+            resumed_at=next(begun, 0),
             hardware=hardware(self.args.device),
             metrics=self._metrics(logs),
         )

@@ -108,7 +108,7 @@ class PositionLogits:
                 handle.remove()
 
     def _hold(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool:
-        """Whether the hooked forward equals the one with less hooks, found out on at most two rows.
+        """Whether the hooked forward equals the one with fewer hooks, found out on at most two rows.
 
         Once for each dtype, device and make of the model (adapters may come and go), and narrow layers for each
         doubling of the length.
@@ -177,9 +177,8 @@ def last_expansions(base: nn.Module) -> dict[str, nn.Linear]:
 
 def _poison_others(values: Tensor, positions: Tensor) -> Tensor:
     """`values` (N, T, D), NaN but at `positions` (N, P)."""
-    others = torch.full_like(values, torch.nan)
-    index = positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1])
-    return others.scatter(1, index, values.gather(1, index))
+    others = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    return values.masked_fill(others.scatter(1, positions.to(values.device), False)[..., None], torch.nan)
 
 
 def _agree(found: Tensor, expected: Tensor) -> bool:
