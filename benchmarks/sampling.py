@@ -31,6 +31,7 @@ SETTINGS = {
     "5 contiguous, sequential": {"block_size": 5, **_BLOCKS},
     "1 and 3, sequential": {"block_size": [1, 3], **_BLOCKS},
     "2, 4 and 6, sequential": {"block_size": [2, 4, 6], **_BLOCKS},
+    "2 contiguous, sequential, delayed w=1": {"block_size": 2, "delayed_acceptance": 1, **_BLOCKS},
     "3 contiguous, sequential, delayed w=1": {"block_size": 3, "delayed_acceptance": 1, **_BLOCKS},
     "1 and 3, sequential, delayed w=1": {"block_size": [1, 3], "delayed_acceptance": 1, **_BLOCKS},
     "2, 4 and 6, sequential, delayed w=1": {"block_size": [2, 4, 6], "delayed_acceptance": 1, **_BLOCKS},

@@ -57,7 +57,7 @@ class RowMemory:
     def write(self, number: Tensor, column: Tensor, ids: Tensor, logits: Tensor) -> None:
         """Notes logits (n, V) of rows that were run. In one call a sequence has one `ids`, and a row stands once."""
         tried = self.tried
-        tried.known[number] &= (tried.ids[number] == ids).all(1, keepdim=True)
+        tried.known[self._slots(self.free[number] & ~self._unchanged(tried, number, ids), number)] = False
         tried.ids[number] = ids
         slot = self.slot[number, column]
         tried.known[number, slot] = True
@@ -66,15 +66,17 @@ class RowMemory:
     def keep(self, number: Tensor, ids: Tensor) -> None:
         """The sequences `number` (n,), each once, are now at `ids` (n, T); what was noted of them is kept."""
         kept, tried = self.kept, self.tried
-        changed = kept.ids[number] != ids
-        # A row of before still holds where nothing but the token at its own position has changed.
-        elsewhere = changed.sum(1, keepdim=True) - changed.long()
-        known = self._known_columns(kept, number) & (elsewhere == 0)
-        fresh = self._known_columns(tried, number) & (tried.ids[number] == ids).all(1, keepdim=True)
+        known = self._known_columns(kept, number) & self._unchanged(kept, number, ids)
+        fresh = self._known_columns(tried, number) & self._unchanged(tried, number, ids)
         which, slot = self._slots(fresh, number)
         kept.logits[which, slot] = tried.logits[which, slot]
         kept.ids[number], kept.known[number] = ids, False
         kept.known[self._slots(known | fresh, number)] = True
+
+    def _unchanged(self, rows: _Rows, number: Tensor, ids: Tensor) -> Tensor:
+        """(n, T) bool: the columns whose rows hold for `ids` too: nothing differs but the token at its own position."""
+        changed = rows.ids[number] != ids
+        return changed.sum(1, keepdim=True) == changed.long()
 
     def _known_columns(self, rows: _Rows, number: Tensor) -> Tensor:
         """(n, T) bool: the columns whose rows are known."""

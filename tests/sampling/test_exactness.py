@@ -151,6 +151,8 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
 @pytest.mark.parametrize(
     "extra",
     [{}, {"block_size": [1, 2], "block_fill": "sequential"}, {"block_size": [1, 2]}, {"delayed_acceptance": 0},
+     {"block_size": 2, "block_fill": "sequential"},
+     {"block_size": 3, "block_fill": "sequential", "delayed_acceptance": 0},
      {"exclude_current": True, "proposal_top_k": 2}, {"lengths": [2, 3]}, {"accept_all_epochs": 2},
      {"block_size": 3, "final_block_size": 1}],
 )  # fmt: skip

@@ -59,6 +59,19 @@ def test_what_was_noted_of_another_sequence_is_forgotten():
     assert [found(memory, [9, 4, 4, 6], column) for column in COLUMNS] == [None, None, None]
 
 
+def test_a_row_noted_of_a_sequence_with_another_token_under_its_mask_holds():
+    """Sequential fill reads the row of a block's last position before that position's new token is known."""
+    memory = memory_of_two()
+    note(memory, [9, 1, 2, 3], {2: 1.0, 3: 2.0})
+    note(memory, [9, 1, 5, 3], {1: 7.0})
+    keep(memory, [9, 4, 5, 3])
+    assert [found(memory, [9, 4, 5, 3], column) for column in COLUMNS] == [7.0, None, None]
+    note(memory, [9, 4, 5, 6], {3: 8.0})
+    note(memory, [9, 4, 8, 6], {2: 9.0})
+    keep(memory, [9, 4, 8, 6])
+    assert [found(memory, [9, 4, 8, 6], column) for column in COLUMNS] == [None, 9.0, None]
+
+
 def test_rows_are_kept_at_free_positions_alone():
     memory = memory_of_two()
     note(memory, [1, 9, 2, 3], {0: 0.5, 2: 1.5}, number=0)

@@ -247,16 +247,16 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         runner = self._row_runner(token_budget)
         where = (chains.free, chains.start, chains.stop)
         memory = None
-        if config.kernel == "metropolis_hastings" and _has_single_sites(config):
+        if config.kernel == "metropolis_hastings" and _masks_single_sites(config):
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
         return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
 
 
-def _has_single_sites(config: ResolvedChainConfig) -> bool:
-    """Whether some epochs propose for one position at a time."""
+def _masks_single_sites(config: ResolvedChainConfig) -> bool:
+    """Whether some proposals read rows with one position masked: those of single sites and of sequential fill."""
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
-    return 1 in sizes or config.final_block_size == 1
+    return config.block_fill == "sequential" or 1 in sizes or config.final_block_size == 1
 
 
 def _checked_extra_energies(extra_energies: Iterable[ExtraEnergy]) -> tuple[ExtraEnergy, ...]:
