@@ -17,8 +17,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 sample: setup
 	rm -rf $(VENV)/samples.jsonl*
-	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 1 3 \
-	  --block_fill sequential --block_layout contiguous --output $(VENV)/samples.jsonl
+	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 2 \
+	  --block_fill sequential --block_layout contiguous --delayed_acceptance 1 --output $(VENV)/samples.jsonl
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile

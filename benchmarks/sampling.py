@@ -60,23 +60,23 @@ def steps_per_second(model, length: int, epochs: int) -> list[list]:
     return [[length, name, per_step, speed, ours / speed] for name, (per_step, speed) in rows.items()]
 
 
-def equal_rows(model, length: int, row_budget: int, names: list[str]) -> Iterator[list]:
+def equal_rows(model, length: int, row_budget: int, names: list[str], seed: int) -> Iterator[list]:
     """Part 2: a row for the careful loop and for each setting."""
     support = proposal_support(model, None)
-    start = model.generate(lengths=length, num_chains=CHAINS, num_epochs=1, seed=0).sequences
-    loop = CarefulLoop(model.mlm, model.config.mask_token_id, length, support)
+    start = model.generate(lengths=length, num_chains=CHAINS, num_epochs=1, seed=seed).sequences
+    loop = CarefulLoop(model.mlm, model.config.mask_token_id, length, support, seed)
     began = time.perf_counter()
     energies, changed = loop.run(start, row_budget)
     base = _measures("careful loop, single site", energies, changed, loop.rows, time.perf_counter() - began)
     yield [length, *base, 1.0, 1.0]
     for name in names:
         began = time.perf_counter()
-        energies, changed, used = _spend(model, start, row_budget, SETTINGS[name])
+        energies, changed, used = _spend(model, start, row_budget, seed + 1, SETTINGS[name])
         row = _measures(name, energies, changed, used, time.perf_counter() - began)
         yield [length, *row, row[6] / base[6], row[7] / base[7]]
 
 
-def _spend(model, start, row_budget: int, settings: dict):
+def _spend(model, start, row_budget: int, seed: int, settings: dict):
     """Runs until the budget of rows is spent."""
 
     class Spent:
@@ -86,7 +86,7 @@ def _spend(model, start, row_budget: int, settings: dict):
 
     runner = model._row_runner()
     before = runner.num_rows
-    out = model.generate(input_ids=start, num_epochs=100_000, seed=1, stopping_criteria=[Spent()], **settings)
+    out = model.generate(input_ids=start, num_epochs=100_000, seed=seed, stopping_criteria=[Spent()], **settings)
     return out.trace.energy, int(out.trace.tokens_changed.sum()), out.num_masked_rows
 
 
@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--efficiency_lengths", type=int, nargs="*", default=[12], help="free positions in part 2")
     parser.add_argument("--rows", type=int, default=120_000, help="masked rows per setting in part 2")
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of part 2")
+    parser.add_argument("--seed", type=int, default=0, help="of part 2")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -124,7 +125,7 @@ def main() -> None:
     rows = (
         row
         for length in arguments.efficiency_lengths
-        for row in equal_rows(model, length, arguments.rows, arguments.settings)
+        for row in equal_rows(model, length, arguments.rows, arguments.settings, arguments.seed)
     )
     print_table(header, rows)
 
