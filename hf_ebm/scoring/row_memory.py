@@ -1,8 +1,9 @@
 """Logits of masked rows that will be read again: those of each chain's present sequence with one position masked.
 
 A chain evaluates the energy of its sequence by masking every position alone; a proposal for a single position reads the
-very same row. Logits of the sequence a chain is at are kept; those of a sequence that is tried become the kept ones if
-it is accepted. A row is found only if all tokens but the masked one are those it was run with.
+very same row, and so does the way back of a sequentially filled block's last position. Logits of the sequence a chain
+is at are kept; those of a sequence that is tried become the kept ones if it is accepted. A row is found only if all
+tokens but the masked one are those it was run with.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class RowMemory:
     def write(self, number: Tensor, column: Tensor, ids: Tensor, logits: Tensor) -> None:
         """Notes logits (n, V) of rows that were run. In one call a sequence has one `ids`, and a row stands once."""
         tried = self.tried
-        tried.known[self._slots(self.free[number] & ~self._unchanged(tried, number, ids), number)] = False
-        tried.ids[number] = ids
+        holding = self._holding(tried, number, ids)
+        tried.ids[number], tried.known[number] = ids, False
+        tried.known[self._slots(holding, number)] = True
         slot = self.slot[number, column]
         tried.known[number, slot] = True
         tried.logits[number, slot] = logits
@@ -66,21 +68,17 @@ class RowMemory:
     def keep(self, number: Tensor, ids: Tensor) -> None:
         """The sequences `number` (n,), each once, are now at `ids` (n, T); what was noted of them is kept."""
         kept, tried = self.kept, self.tried
-        known = self._known_columns(kept, number) & self._unchanged(kept, number, ids)
-        fresh = self._known_columns(tried, number) & self._unchanged(tried, number, ids)
+        holding, fresh = self._holding(kept, number, ids), self._holding(tried, number, ids)
         which, slot = self._slots(fresh, number)
         kept.logits[which, slot] = tried.logits[which, slot]
         kept.ids[number], kept.known[number] = ids, False
-        kept.known[self._slots(known | fresh, number)] = True
+        kept.known[self._slots(holding | fresh, number)] = True
 
-    def _unchanged(self, rows: _Rows, number: Tensor, ids: Tensor) -> Tensor:
-        """(n, T) bool: the columns whose rows hold for `ids` too: nothing differs but the token at its own position."""
+    def _holding(self, rows: _Rows, number: Tensor, ids: Tensor) -> Tensor:
+        """(n, T) bool: the columns whose rows are known and hold for `ids`: no token differs but the one masked."""
         changed = rows.ids[number] != ids
-        return changed.sum(1, keepdim=True) == changed.long()
-
-    def _known_columns(self, rows: _Rows, number: Tensor) -> Tensor:
-        """(n, T) bool: the columns whose rows are known."""
-        return rows.known[number].gather(1, self.slot[number].clamp_min(0)) & self.free[number]
+        known = rows.known[number].gather(1, self.slot[number].clamp_min(0)) & self.free[number]
+        return known & (changed.sum(1, keepdim=True) == changed.long())
 
     def _slots(self, columns: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
         """Sequence and slot of each of some columns (n, T)."""
