@@ -42,12 +42,12 @@ class PlainLoop:
         return -scores[each, tokens].double().view(len(ids), self.length).sum(1)
 
     @torch.no_grad()
-    def run(self, ids: Tensor, row_budget: int) -> tuple[Tensor, Tensor]:
-        """Runs epochs of steps until the budget is spent: `(energies (C, epochs), tokens changed)`."""
+    def run(self, ids: Tensor, row_budget: int) -> tuple[Tensor, Tensor, int]:
+        """Runs epochs until the budget is spent: `(energies (C, epochs), states (C, epochs, T), tokens changed)`."""
         ids = ids.clone()
         each = torch.arange(len(ids))
         energy = self.energy(ids)
-        trace, changed = [], 0
+        trace, states, changed = [], [], 0
         self.rows = 0
         while self.rows < row_budget:
             order = torch.rand(len(ids), self.length, generator=self.generator).argsort(1) + 1
@@ -70,7 +70,8 @@ class PlainLoop:
                 ids = torch.where(accept[:, None], proposed, ids)
                 energy = torch.where(accept, new_energy, energy)
             trace.append(energy)
-        return torch.stack(trace, 1), changed
+            states.append(ids)
+        return torch.stack(trace, 1), torch.stack(states, 1), changed
 
 
 class CarefulLoop(PlainLoop):
