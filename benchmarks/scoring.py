@@ -1,41 +1,42 @@
 """Pseudo-log-likelihoods of the same texts by the same model object: `EnergyModel.score` against minicons.
 
-minicons runs at its best batch size of several; its constructor is not counted. Both values and times are compared.
+minicons runs at its best batch size of several; its constructor is not counted. Times are medians of runs taken in
+turns. Both values and times are compared.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 from minicons.scorer import MaskedLMScorer
 from transformers.utils import logging
 
-from benchmarks.common import bert_base, describe_machine, print_table, seconds, xlm_r_base
+from benchmarks.common import bert_base, describe_machine, medians, print_table, xlm_r_base
 from hf_ebm import EnergyModel
 from hf_ebm.assets import held_out_clauses, load_embedded
 
 BATCH_SIZES = (1, 4, 16)
 
 
-def compare(name: str, model: EnergyModel, tokenizer, texts: list[str]) -> list:
+def compare(name: str, model: EnergyModel, tokenizer, texts: list[str], repeats: int) -> list:
     """One row of the table."""
     scorer = MaskedLMScorer(model.mlm, "cpu", tokenizer=tokenizer)
     model.score(texts[:1], tokenizer)  # the run-time check of the head is not part of either time
-    theirs: dict[int, float] = {}
     values: list[float] = []
+    result = []
 
     def run_minicons(size: int) -> None:
         values.clear()
         for first in range(0, len(texts), size):
             values.extend(scorer.sequence_score(texts[first : first + size], reduction=lambda x: x.sum().item()))
 
-    for size in BATCH_SIZES:
-        theirs[size] = seconds(lambda size=size: run_minicons(size))
-    result = []
-    ours = seconds(lambda: result.append(model.score(texts, tokenizer)))
+    works = {str(size): partial(run_minicons, size) for size in BATCH_SIZES}
+    theirs = medians({**works, "hf_ebm": lambda: result.append(model.score(texts, tokenizer))}, repeats)
+    ours = theirs.pop("hf_ebm")
     difference = (result[0].energy + torch.tensor(values, dtype=torch.float64)).abs().max()
-    best = min(theirs, key=theirs.get)
+    best = min(theirs, key=lambda size: theirs[size])
     rows = int(result[0].num_tokens.sum())
     return [name, len(texts), rows, best, theirs[best], ours, theirs[best] / ours, f"{float(difference):.1e}"]
 
@@ -44,6 +45,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=12, help="texts for the base-sized models (embedded: 16 times)")
+    parser.add_argument("--repeats", type=int, default=3, help="timings of each program, of which the median counts")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -64,7 +66,7 @@ def main() -> None:
         ("xlm-r-base shape, V 250,002", lambda: EnergyModel(xlm_r_base(), **roles), texts),
         ("embedded model, V 4,000", lambda: embedded, many),
     )
-    rows = (compare(name, make(), tokenizer, rows) for name, make, rows in models)
+    rows = (compare(name, make(), tokenizer, rows, arguments.repeats) for name, make, rows in models)
     header = [
         "model",
         "texts",
