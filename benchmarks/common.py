@@ -49,17 +49,18 @@ def medians(works: dict[str, Callable[[], None]], repeats: int) -> dict[str, flo
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def begin_timing(description: str) -> int:
-    """Reads the command line of a timing, sets the threads, prints the machine, and returns the number of repeats."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each program, of which the median counts")
+def begin_timing(parser: argparse.ArgumentParser, repeats: int = 5) -> argparse.Namespace:
+    """Reads the command line of a timing (with --repeats and --threads), sets the threads and prints the machine."""
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help="timings of each program, of which the median counts"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     print(describe_machine())
-    return arguments.repeats
+    return arguments
 
 
 def describe_machine() -> str:

@@ -6,6 +6,8 @@ Tokens a second of `ResidualEnergyModel.generate` at n = 64, by those of the two
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 from transformers import AutoModel, GenerationConfig
 
@@ -60,7 +62,7 @@ HEADER = ["encoder", "sampling alone, ms", "scoring alone, ms", "joint, ms", "jo
 
 def main() -> None:
     """Prints the table."""
-    repeats = begin_timing(__doc__)
+    repeats = begin_timing(argparse.ArgumentParser(description=__doc__)).repeats
     print(f"{CANDIDATES} candidates of {LENGTH} tokens behind {PREFIX}")
     print_table(HEADER, ([name, *row_of(model, repeats)] for name, model in models().items()))
 

@@ -11,9 +11,8 @@ from functools import partial
 
 import torch
 from minicons.scorer import MaskedLMScorer
-from transformers.utils import logging
 
-from benchmarks.common import bert_base, describe_machine, medians, print_table, xlm_r_base
+from benchmarks.common import begin_timing, bert_base, medians, print_table, xlm_r_base
 from hf_ebm import EnergyModel
 from hf_ebm.assets import held_out_clauses, load_embedded
 
@@ -45,11 +44,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=12, help="texts for the base-sized models (embedded: 16 times)")
-    parser.add_argument("--repeats", type=int, default=3, help="timings of each program, of which the median counts")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    logging.disable_progress_bar()
+    arguments = begin_timing(parser, repeats=3)
     embedded, tokenizer = load_embedded()
     if not hasattr(tokenizer, "batch_encode_plus"):  # gone from Transformers 5; minicons 0.3.39 still calls it
         tokenizer.batch_encode_plus = tokenizer.__call__
@@ -60,7 +55,6 @@ def main() -> None:
     }
     texts = clauses[:: len(clauses) // arguments.texts][: arguments.texts]
     many = clauses[:: len(clauses) // (16 * arguments.texts)][: 16 * arguments.texts]
-    print(describe_machine())
     models = (
         ("bert-base shape, V 30,522", lambda: EnergyModel(bert_base(), **roles), texts),
         ("xlm-r-base shape, V 250,002", lambda: EnergyModel(xlm_r_base(), **roles), texts),

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import resource
 
@@ -131,7 +132,7 @@ def memory_rows():
 
 def main() -> None:
     """Prints both tables."""
-    repeats = begin_timing(__doc__)
+    repeats = begin_timing(argparse.ArgumentParser(description=__doc__)).repeats
     print("\nForward and backward of one batch:")
     print_table(["model", "program", "ms", "ratio"], time_rows(repeats))
     print("\nPeak memory above the model's, k = 3, V = 32,000, T = 30, B = 16:")

@@ -6,6 +6,7 @@ same model on the same batch through the same Trainer; decoding never ends befor
 
 from __future__ import annotations
 
+import argparse
 import math
 import tempfile
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def time_rows(repeats: int):
 
 def main() -> None:
     """Prints the table."""
-    repeats = begin_timing(__doc__)
+    repeats = begin_timing(argparse.ArgumentParser(description=__doc__)).repeats
     header = [
         "model",
         "likelihood step, ms",
