@@ -4,18 +4,20 @@ The head of a masked language model (hidden size times vocabulary) is often as e
 reads one position per masked copy. A forward hook on the base model keeps only the hidden states at those positions,
 so the model's own forward applies its own head to them. Where one position a row is read, the last feed-forward network
 runs there alone, too: hooks on the linear layers that widen its input keep that position, and the model's own residual
-sum, which broadcasts, is then right there and meaningless elsewhere. Whether both equal the full forward is checked on
-first use.
+sum, which broadcasts, is then right there and meaningless elsewhere. Of several passes (rows of different lengths), the
+head runs once: in all but the last it is given no rows, in the last those of all. For few rows a head takes as long as
+its weights take to read. Whether each of these equals the full forward is checked on first use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import evaluation_mode
@@ -27,6 +29,12 @@ logger = logging.get_logger(__name__)
 _RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
+_WITHOUT = {
+    "feed-forward": "its last feed-forward network runs at every position",
+    "one head": "its head runs once for each length",
+}
+
+
 # `(values (N, T, D), positions (N, P)) -> values` of which those at the positions count.
 _Narrowing = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,6 +42,20 @@ _Narrowing = Callable[[Tensor, Tensor], Tensor]
 def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
     """`values` (N, T, D) at `positions` (N, P) → (N, P, D)."""
     return values.gather(1, positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1]))
+
+
+class Pass(NamedTuple):
+    """A forward pass.
+
+    Attributes:
+        input_ids: (N, T) token ids.
+        positions: (N, P) what is read; the same P in passes that run together.
+        inputs: further model inputs.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    inputs: dict[str, Any]
 
 
 class _Hooks(NamedTuple):
@@ -62,16 +84,19 @@ class PositionLogits:
         self._verified: dict[tuple, bool] = {}
 
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        inputs = {self.input_name: input_ids, "return_dict": True, **inputs}
-        base = self.base
-        if base is not None and positions.shape[1] < input_ids.shape[1]:
-            # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
-            narrow = last_expansions(base) if positions.shape[1] == 1 and not torch.is_grad_enabled() else {}
-            head_alone, both = _Hooks(base, {}), _Hooks(base, narrow)
-            if self._hold(head_alone, inputs, positions):
-                hooks = both if narrow and self._hold(both, inputs, positions) else head_alone
-                return self._hooked(hooks, inputs, positions)
-        return gather_positions(self.model(**inputs).logits, positions)
+        return self.together([Pass(input_ids, positions, inputs)])
+
+    def together(self, passes: Sequence[Pass]) -> Tensor:
+        """Logits (sum of N, P, V) of several passes, one behind the other."""
+        hooks = [self._hooks_for(one) for one in passes]
+        cut = [(one, how) for one, how in zip(passes, hooks, strict=True) if how is not None]
+        if len(passes) > 1 and len(cut) == len(passes) and self._holds("one head", _Hooks(cut[0][1].base, {}), passes):
+            return self._hooked(cut)
+        logits = [
+            self._full(one) if how is None else self._hooked([(one, how)])
+            for one, how in zip(passes, hooks, strict=True)
+        ]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @property
     def base(self) -> nn.Module | None:
@@ -79,52 +104,66 @@ class PositionLogits:
         base = getattr(self.model, getattr(self.model, "base_model_prefix", "") or "-", None)
         return base if isinstance(base, nn.Module) and base is not self.model else None
 
-    def _hooked(
-        self, hooks: _Hooks, inputs: dict, positions: Tensor, narrowed: _Narrowing = gather_positions
-    ) -> Tensor:
-        rows, length = inputs[self.input_name].shape
-        owner = get_ident()  # other threads may be running the model while the hooks are there
+    def _hooks_for(self, one: Pass) -> _Hooks | None:
+        """How a pass is cut down, or `None` where its head runs at all positions."""
+        base, width = self.base, one.positions.shape[1]
+        if base is None or width >= one.input_ids.shape[1]:
+            return None
+        head_alone = _Hooks(base, {})
+        if not self._holds("head", head_alone, [one]):
+            return None
+        # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
+        narrow = last_expansions(base) if width == 1 and not torch.is_grad_enabled() else {}
+        both = _Hooks(base, narrow)
+        return both if narrow and self._holds("feed-forward", both, [one]) else head_alone
 
-        def keep_output(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
-            if get_ident() != owner:
-                return output
-            first = next(iter(output.keys()))
-            if output[first].shape[1] < length:  # on a GPU an index out of range would end the process
-                raise ValueError(f"{type(module).__name__} returned {output[first].shape[1]} positions of {length}")
-            output[first] = gather_positions(output[first], positions)
-            return output
+    def _inputs(self, one: Pass) -> dict[str, Any]:
+        return {self.input_name: one.input_ids, "return_dict": True, **one.inputs}
 
-        def keep_input(module: nn.Module, args: tuple) -> tuple | None:
-            # Layers that get chunks, experts' shares or other layouts than (N, T, D) run on all they get.
-            whole = args[0].dim() == 3 and args[0].shape[0] == rows and args[0].shape[1] >= length
-            return (narrowed(args[0], positions), *args[1:]) if whole and get_ident() == owner else None
+    def _full(self, one: Pass) -> Tensor:
+        return gather_positions(self.model(**self._inputs(one)).logits, one.positions)
 
-        handles = [hooks.base.register_forward_hook(keep_output)]
-        handles += [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow.values()]
-        try:
-            return self.model(**inputs).logits
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _hooked(self, cut: Sequence[tuple[Pass, _Hooks]], narrowed: _Narrowing = gather_positions) -> Tensor:
+        """Logits (sum of N, P, V) of passes that are cut down, the head run once, in the last of them."""
+        states: dict[int, Tensor] = {}
+        for number, (one, hooks) in enumerate(cut):
 
-    def _hold(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool:
-        """Whether the hooked forward equals the one with fewer hooks, found out on at most two rows.
+            def join(own: Tensor, number: int = number) -> Tensor:
+                states[number] = own
+                return torch.cat(list(states.values())) if number == len(cut) - 1 else own[:0]
+
+            handles = _attach(hooks, one, join, narrowed)
+            try:
+                logits = self.model(**self._inputs(one)).logits
+            finally:
+                for handle in handles:
+                    handle.remove()
+        return logits
+
+    def _holds(self, what: str, hooks: _Hooks, passes: Sequence[Pass]) -> bool:
+        """Whether passes that are cut down equal those that are less so, found out on at most two rows.
 
         Once for each dtype, device and make of the model (adapters may come and go), and narrow layers for each
         doubling of the length.
+
+        Args:
+            what: "head", to be run at the positions read; "feed-forward", the last one, too; or "one head" for all
+                passes.
         """
-        ids = inputs[self.input_name]
+        ids = passes[0].input_ids
         numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
-        make = sum(1 for _ in hooks.base.modules()), ids.shape[1].bit_length() if hooks.narrow else 0
-        key = (*numbers, *make, tuple(hooks.narrow))
+        make = sum(1 for _ in hooks.base.modules()), ids.shape[1].bit_length() if what == "feed-forward" else 0
+        key = (what, *numbers, *make, tuple(hooks.narrow))
         if key not in self._verified:
-            verdict = self._verify(hooks, inputs, positions)
+            few = [_first_rows(one, 2 if what != "one head" else 1) for one in passes[:2]]
+            with evaluation_mode(self.model):
+                verdict = self._verify(what, hooks, few)
             if verdict is None:
                 return False
             self._verified[key] = verdict
             name = type(self.model).__name__
-            if not verdict and hooks.narrow:
-                logger.info(f"{name}: its last feed-forward network runs at every position.")
+            if not verdict and what != "head":
+                logger.info(f"{name}: {_WITHOUT[what]}.")
             elif not verdict:
                 logger.warning_once(
                     f"{name}: applying the head to chosen positions does not reproduce its full forward; the head is "
@@ -133,31 +172,52 @@ class PositionLogits:
         return self._verified[key]
 
     @torch.no_grad()
-    def _verify(self, hooks: _Hooks, inputs: dict, positions: Tensor) -> bool | None:
+    def _verify(self, what: str, hooks: _Hooks, passes: Sequence[Pass]) -> bool | None:
         """Whether the two agree; `None` where logits that aren't finite leave it open."""
-        few, read = {name: _first_rows(value, 2) for name, value in inputs.items()}, positions[:2]
-        checks: list[tuple[Tensor, _Narrowing]] = [(read, gather_positions)]
-        if hooks.narrow:
+        checks: list[tuple[Sequence[Pass], _Narrowing]] = [(passes, gather_positions)]
+        if what == "feed-forward":
             # NaN at all positions but the last (the first, in a second row) shows whether anything after the linear
             # layers mixes positions, which a comparison in half precision could overlook.
-            ends = torch.tensor([[inputs[self.input_name].shape[1] - 1], [0]], device=read.device)
-            checks.append((ends[: len(read)], _poison_others))
-        with evaluation_mode(self.model):
-            for where, narrowed in checks:
-                if hooks.narrow:
-                    expected = self._hooked(_Hooks(hooks.base, {}), few, where)
-                else:
-                    expected = gather_positions(self.model(**few).logits, where)
-                if where is read and not bool(expected.isfinite().all()):
-                    return None
-                try:
-                    hooked = self._hooked(hooks, few, where, narrowed)
-                except Exception as error:  # whatever the model's own code raises on fewer positions
-                    logger.info(f"{type(self.model).__name__}: chosen positions alone failed with {error!r}")
-                    return False
-                if not _agree(hooked, expected):
-                    return False
+            ids, positions, inputs = passes[0]
+            ends = torch.tensor([[ids.shape[1] - 1], [0]], device=positions.device)[: len(ids)]
+            checks.append(([Pass(ids, ends, inputs)], _poison_others))
+        less = _Hooks(hooks.base, {})
+        for where, narrowed in checks:
+            apart = [self._full(one) if what == "head" else self._hooked([(one, less)]) for one in where]
+            expected = torch.cat(apart)
+            if where is passes and not bool(expected.isfinite().all()):
+                return None
+            try:
+                found = self._hooked([(one, hooks) for one in where], narrowed)
+            except Exception as error:  # whatever the model's own code raises on fewer positions
+                logger.info(f"{type(self.model).__name__}: {what} on chosen positions failed with {error!r}")
+                return False
+            if not _agree(found, expected):
+                return False
         return True
+
+
+def _attach(hooks: _Hooks, one: Pass, join: Callable[[Tensor], Tensor], narrowed: _Narrowing) -> list[RemovableHandle]:
+    """Hooks for one pass. `join` turns its states (N, P, D) at the positions into what the head is given."""
+    rows, length = one.input_ids.shape
+    owner = get_ident()  # other threads may be running the model while the hooks are there
+
+    def keep_output(module: nn.Module, args: tuple, output: ModelOutput) -> ModelOutput:
+        if get_ident() != owner:
+            return output
+        first = next(iter(output.keys()))
+        if output[first].shape[1] < length:  # on a GPU an index out of range would end the process
+            raise ValueError(f"{type(module).__name__} returned {output[first].shape[1]} positions of {length}")
+        output[first] = join(gather_positions(output[first], one.positions))
+        return output
+
+    def keep_input(module: nn.Module, args: tuple) -> tuple | None:
+        # Layers that get chunks, experts' shares or other layouts than (N, T, D) run on all they get.
+        whole = args[0].dim() == 3 and args[0].shape[0] == rows and args[0].shape[1] >= length
+        return (narrowed(args[0], one.positions), *args[1:]) if whole and get_ident() == owner else None
+
+    handles = [hooks.base.register_forward_hook(keep_output)]
+    return handles + [linear.register_forward_pre_hook(keep_input) for linear in hooks.narrow.values()]
 
 
 def last_expansions(base: nn.Module) -> dict[str, nn.Linear]:
@@ -188,9 +248,10 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool(((found - expected).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(expected.dtype, 1e-4))
 
 
-def _first_rows(value: Any, count: int) -> Any:
-    if isinstance(value, Tensor):
-        return value[:count]
-    if isinstance(value, tuple):
-        return tuple(_first_rows(item, count) for item in value)
-    return value
+def _first_rows(one: Pass, count: int) -> Pass:
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(cut(item) for item in value)
+        return value[:count] if isinstance(value, Tensor) else value
+
+    return Pass(one.input_ids[:count], one.positions[:count], {name: cut(value) for name, value in one.inputs.items()})

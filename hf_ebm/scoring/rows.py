@@ -1,8 +1,9 @@
 """Masked rows: the unit of work of every energy and proposal, and the packer that runs pools of them.
 
 A row is one copy of one sequence with some positions masked and some positions read. Rows of all sequences form one
-pool; rows of equal length run together under a token budget. Rows are never padded, so no value can depend on what
-else is in the batch, and models that take no attention mask work like the others.
+pool; rows of equal length pass through the encoder together, and several such passes through the head, under a token
+budget. Rows are never padded, so no value can depend on what else is in the batch, and models that take no attention
+mask work like the others.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_ebm.scoring.head import Pass
 from hf_ebm.scoring.row_memory import RowMemory
 
 logger = logging.get_logger(__name__)
 
 # What a token in flight and a logit (in float32, its softmax and its gradient) are taken to weigh in memory.
 _BYTES_PER_TOKEN, _BYTES_PER_LOGIT = 65_536, 12
+
+# Rows from which on a head takes as long as its products, and not as its weights take to read: no more passes are
+# held back for it.
+_ENOUGH_FOR_A_HEAD = 256
 
 
 # `(logits (n, P, V), row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`, see `RowRunner.__call__`.
@@ -96,11 +102,45 @@ def attended_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
     return start, stop
 
 
+class _Piece(NamedTuple):
+    """Rows of one length that pass through the encoder together.
+
+    Attributes:
+        numbers: (n,) which of the rows of the call they are.
+        sequences: those of the call.
+        rows: these rows.
+        source: (n,) `rows.source` on the CPU.
+        ids: (n, T) tokens before masking.
+        shown: (n, L) what the model is shown.
+    """
+
+    numbers: Tensor
+    sequences: Sequences
+    rows: MaskedRows
+    source: Tensor
+    ids: Tensor
+    shown: Tensor
+
+    def names(self) -> Tensor:
+        """What the sequence of each row is called, (n,)."""
+        numbers = self.sequences.numbers
+        return self.rows.source if numbers is None else numbers[self.rows.source]
+
+    def part(self, which: Tensor) -> _Piece:
+        """Some of the rows."""
+        on_cpu = which.cpu()
+        rows = MaskedRows(*(part[which] for part in self.rows))
+        return _Piece(
+            self.numbers[which], self.sequences, rows, self.source[on_cpu], self.ids[which], self.shown[which]
+        )
+
+
 class RowRunner:
     """Runs pools of masked rows through a model.
 
     Args:
-        position_logits: `(ids (n, L), positions (n, P), **inputs) -> logits (n, P, V)`.
+        position_logits: `(ids (n, L), positions (n, P), **inputs) -> logits (n, P, V)`. If it has a method `together`,
+            that takes a list of `Pass` and returns the logits of all, one behind the other.
         mask_token_id: the id written at masked positions.
         vocab_size: V, for the memory that logits take.
         token_budget: tokens per forward pass; `None` derives it from free memory at first use.
@@ -145,35 +185,34 @@ class RowRunner:
 
         Args:
             reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`.
-                Called once per forward pass, so that logits of the whole pool are never held at once.
+                Called for some rows at a time, so that logits of all are never held at once.
 
         Raises:
             BadLogitsError: for logits that are NaN or infinite, naming the sequence and the position.
         """
         if len(rows.source) == 0:
             raise ValueError("rows: there is nothing to run")
-        if self.token_budget is None:
-            self.token_budget = default_token_budget(sequences.ids.device)
-        results, order = [], []
+        results: list[Tensor] = []
+        order: list[Tensor] = []
         source = rows.source.cpu()  # once: every copy makes a GPU wait
-        for group in self._groups(sequences, source):
-            cost, done = self._row_cost(sequences, rows, source[group[0]]), 0
-            while done < len(group):
-                numbers = group[done : done + max(1, self.token_budget // cost)]
-                try:
-                    results.append(self._run(sequences, rows, numbers, source[numbers], reduce))
-                except RuntimeError as error:
-                    if not _is_out_of_memory(error) or len(numbers) == 1:
-                        raise
-                else:
-                    order.append(numbers)
-                    done += len(numbers)
-                    continue
-                # Here, and not in the handler: there the traceback still holds the pass's tensors.
-                self.token_budget = max(1, len(numbers) * cost // 2)
-                logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
-                if sequences.ids.is_cuda:
-                    torch.cuda.empty_cache()
+        waiting = self._groups(sequences, source)
+        while waiting:
+            budget = self._budget(sequences.ids.device)
+            passes, rest = self._next_passes(budget, sequences, rows, source, waiting)
+            try:
+                results += self._run(sequences, rows, passes, source, reduce)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or sum(map(len, passes)) == 1:
+                    raise
+            else:
+                order += passes
+                waiting = rest
+                continue
+            # Here, and not in the handler: there the traceback still holds the tensors of the passes.
+            self.token_budget = max(1, min(budget, self._cost(sequences, rows, source, passes)) // 2)
+            logger.warning(f"Out of memory: going on with a token budget of {self.token_budget}.")
+            if sequences.ids.is_cuda:
+                torch.cuda.empty_cache()
         stacked = torch.cat(results)
         if len(order) == 1 and torch.equal(order[0], torch.arange(len(rows.source))):
             return stacked
@@ -193,69 +232,136 @@ class RowRunner:
             by_length[key].append(number)
         return [torch.tensor(by_length[key]) for key in sorted(by_length)]
 
-    def _run(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor, reduce: Reducer) -> Tensor:
-        """Results of some rows of one length; `source` (n,) is theirs, on the CPU."""
+    def _budget(self, device: torch.device) -> int:
+        if self.token_budget is None:
+            self.token_budget = default_token_budget(device)
+        return self.token_budget
+
+    def _next_passes(
+        self, budget: int, sequences: Sequences, rows: MaskedRows, source: Tensor, waiting: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Row numbers of the passes whose logits are taken together next, and what is left of the groups."""
+        passes: list[Tensor] = []
+        rest = list(waiting)
+        room, held = max(1, budget // self._logits_cost(rows)), 0
+        while rest and room > held and held < _ENOUGH_FOR_A_HEAD:
+            size = min(room - held, max(1, budget // _length(sequences, source, rest[0])))
+            passes.append(rest[0][:size])
+            rest[:1] = [rest[0][size:]] if size < len(rest[0]) else []
+            held += len(passes[-1])
+        return passes, rest
+
+    def _cost(self, sequences: Sequences, rows: MaskedRows, source: Tensor, passes: list[Tensor]) -> int:
+        """Tokens that passes whose logits are taken together count for: those of the largest, or of all logits."""
+        longest = max(len(numbers) * _length(sequences, source, numbers) for numbers in passes)
+        return max(longest, sum(map(len, passes)) * self._logits_cost(rows))
+
+    def _logits_cost(self, rows: MaskedRows) -> int:
+        """Tokens that weigh as much as a row's logits."""
+        return -(-rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN)  # rounded up
+
+    def _run(
+        self, sequences: Sequences, rows: MaskedRows, passes: list[Tensor], source: Tensor, reduce: Reducer
+    ) -> list[Tensor]:
+        """Results of some rows, by pass; `source` is that of all rows, on the CPU."""
+        pieces = [self._piece(sequences, rows, numbers, source[numbers]) for numbers in passes]
+        logits = self._logits(pieces)
+        return [reduce(own, piece.numbers, piece.shown) for own, piece in zip(logits, pieces, strict=True)]
+
+    def _piece(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor) -> _Piece:
         on_device = numbers.to(sequences.ids.device)
         some = MaskedRows(*(part[on_device] for part in rows))
         ids = sequences.ids[some.source]
         masked = ids.scatter(1, some.masked, self.known_mask_id) if some.masked.shape[1] else ids
-        shown = _attended(sequences, source, masked)
-        logits = self._logits(sequences, some, source, ids, shown)
-        return reduce(logits, on_device, shown)
+        return _Piece(on_device, sequences, some, source, ids, _attended(sequences, source, masked))
 
-    def _logits(self, sequences: Sequences, rows: MaskedRows, source: Tensor, ids: Tensor, shown: Tensor) -> Tensor:
-        """Logits (n, P, V) of rows, from the memory as far as they are in it.
+    def _logits(self, pieces: list[_Piece]) -> list[Tensor]:
+        """Logits (n, P, V) of each piece's rows, from the memory as far as they are in it."""
+        memory, read, masked = pieces[0].sequences.memory, pieces[0].rows.read, pieces[0].rows.masked
+        if memory is None or pieces[0].sequences.numbers is None or read.shape[1] != 1 or not masked.shape[1]:
+            return self._forward(pieces)
+        looked_up = [_Remembered.of(piece, memory) for piece in pieces]
+        missing = [piece for own in looked_up for piece in own.missing]
+        fresh = iter(self._forward(missing))
+        return [own.logits([next(fresh) for _ in own.missing], memory) for own in looked_up]
 
-        Args:
-            ids: (n, T) tokens before masking.
-            shown: (n, L) what the model is shown.
-        """
-        memory, names = sequences.memory, sequences.numbers
-        if memory is None or names is None or rows.read.shape[1] != 1 or not rows.masked.shape[1]:
-            return self._forward(sequences, rows, source, shown)
-        names, column = names[rows.source], rows.read[:, 0]
-        # Short blocks repeat their last column.
-        single = (rows.masked == rows.read).all(1) & memory.free[names, column]
-        found = single & memory.find(names, column, ids)
-        hits, missing = found.nonzero()[:, 0], (~found).nonzero()[:, 0]
-        if not len(missing):
-            return memory.read(names, column)[:, None]
-        if len(hits):
-            part = MaskedRows(*(part[missing] for part in rows))
-            fresh = self._forward(sequences, part, source[missing.cpu()], shown[missing])
+    def _forward(self, pieces: list[_Piece]) -> list[Tensor]:
+        if not pieces:
+            return []
+        passes = [self._pass(piece) for piece in pieces]
+        together = getattr(self.position_logits, "together", None)
+        if together is None:
+            found = [self.position_logits(ids, positions, **inputs) for ids, positions, inputs in passes]
         else:
-            fresh = self._forward(sequences, rows, source, shown)
-        noted = single[missing].nonzero()[:, 0]
-        if len(noted):
-            which = missing[noted]
-            memory.write(names[which], column[which], ids[which], fresh[noted, 0])
-        if not len(hits):
-            return fresh
-        logits = fresh.new_empty((len(ids), *fresh.shape[1:]))
-        logits[missing], logits[hits] = fresh, memory.read(names[hits], column[hits])[:, None]
-        return logits
+            found = together(passes).split([len(piece.shown) for piece in pieces])
+        return [self._checked(piece, logits) for piece, logits in zip(pieces, found, strict=True)]
 
-    def _forward(self, sequences: Sequences, rows: MaskedRows, source: Tensor, shown: Tensor) -> Tensor:
-        device = shown.device
-        context = None
+    def _pass(self, piece: _Piece) -> Pass:
+        sequences, context = piece.sequences, None
         if sequences.context is not None:
-            lengths = sequences.context.lengths[source]
-            context = EncoderContext(sequences.context.states[rows.source, : int(lengths[0])], lengths)
-        model_ids, inputs = self.prepare(shown, context)
-        positions = rows.read - sequences.start[source].to(device)[:, None]
-        logits = self.position_logits(model_ids, positions, **inputs).to(device)
+            lengths = sequences.context.lengths[piece.source]
+            context = EncoderContext(sequences.context.states[piece.rows.source, : int(lengths[0])], lengths)
+        ids, inputs = self.prepare(piece.shown, context)
+        return Pass(ids, piece.rows.read - sequences.start[piece.source].to(ids.device)[:, None], inputs)
+
+    def _checked(self, piece: _Piece, logits: Tensor) -> Tensor:
+        """Logits of a piece in float32 or float64, found to be finite."""
+        logits = logits.to(piece.shown.device)
         self.dtype = logits.dtype
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        names = rows.source if sequences.numbers is None else sequences.numbers[rows.source]
-        _check_finite(logits.detach(), names, rows.read)
-        self._num_rows[get_ident()] += len(shown)
+        _check_finite(logits.detach(), piece.names(), piece.rows.read)
+        self._num_rows[get_ident()] += len(piece.shown)
         return logits
 
-    def _row_cost(self, sequences: Sequences, rows: MaskedRows, first: Tensor) -> int:
-        """Tokens a row like that of sequence `first` counts for: its length, or what weighs as much as its logits."""
-        logits = rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN
-        return max(1, logits, int((sequences.stop - sequences.start)[first]))
+
+class _Remembered(NamedTuple):
+    """What a memory holds of a piece whose rows read one position.
+
+    Attributes:
+        piece: all of its rows.
+        single: (n,) bool, rows with no more than that position masked.
+        found: (n,) bool, rows in the memory.
+        missing: the rows that aren't, as a piece, if there are any.
+    """
+
+    piece: _Piece
+    single: Tensor
+    found: Tensor
+    missing: list[_Piece]
+
+    @classmethod
+    def of(cls, piece: _Piece, memory: RowMemory) -> _Remembered:
+        names, column = piece.names(), piece.rows.read[:, 0]
+        # Short blocks repeat their last column.
+        single = (piece.rows.masked == piece.rows.read).all(1) & memory.free[names, column]
+        found = single & memory.find(names, column, piece.ids)
+        missing = (~found).nonzero()[:, 0]
+        if len(missing) == len(found):
+            return cls(piece, single, found, [piece])
+        return cls(piece, single, found, [piece.part(missing)] if len(missing) else [])
+
+    def logits(self, fresh: list[Tensor], memory: RowMemory) -> Tensor:
+        """Logits (n, 1, V) of all rows; those of `missing`, in `fresh`, are noted."""
+        names, column = self.piece.names(), self.piece.rows.read[:, 0]
+        hits, missing = self.found.nonzero()[:, 0], (~self.found).nonzero()[:, 0]
+        if not fresh:
+            return memory.read(names, column)[:, None]
+        noted = self.single[missing].nonzero()[:, 0]
+        if len(noted):
+            which = missing[noted]
+            memory.write(names[which], column[which], self.piece.ids[which], fresh[0][noted, 0])
+        if not len(hits):
+            return fresh[0]
+        logits = fresh[0].new_empty((len(names), *fresh[0].shape[1:]))
+        logits[missing], logits[hits] = fresh[0], memory.read(names[hits], column[hits])[:, None]
+        return logits
+
+
+def _length(sequences: Sequences, source: Tensor, numbers: Tensor) -> int:
+    """Of rows `numbers` of one length, `source` being that of all rows, on the CPU."""
+    first = source[numbers[0]]
+    return int(sequences.stop[first] - sequences.start[first])
 
 
 def _attended(sequences: Sequences, source: Tensor, ids: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers.models.bert.modeling_bert import BertOnlyMLMHead
 
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits, gather_positions
@@ -53,6 +54,25 @@ def test_memory_shortage_halves_the_budget_and_goes_on(energy):
     torch.testing.assert_close(token_energies(runner, sequences, scored, energy), expected)
     assert max(calls) > 2 and runner.token_budget < 64
     assert runner.num_rows == int(scored.sum())
+
+
+def test_memory_shortage_of_a_head_for_several_lengths_ends():
+    """Whether it is many rows or many tokens that are too much."""
+    model = tiny_energy_model()
+    sequences, scored = sequences_of(ROWS)
+    expected = token_energies(model._row_runner(), sequences, scored, "raw")
+    plain, pools = model._row_runner().position_logits, []
+
+    class ShortOfMemory:
+        def together(self, passes):
+            pools.append([one.input_ids.shape for one in passes])
+            if sum(rows for rows, _ in pools[-1]) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return plain.together(passes)
+
+    runner = RowRunner(ShortOfMemory(), 3, 9, token_budget=64)
+    torch.testing.assert_close(token_energies(runner, sequences, scored, "raw"), expected)
+    assert len(pools[0]) > 1 and runner.num_rows == int(scored.sum())
 
 
 def test_memory_shortage_on_a_single_row_is_an_error():
@@ -139,8 +159,80 @@ def test_the_last_feed_forward_network_runs_everywhere_where_a_later_layer_mixes
         found = logits(ids, positions)
         full = model(input_ids=ids).logits
     torch.testing.assert_close(found[:, 0], full[torch.arange(2), positions[:, 0]], atol=1e-2, rtol=1e-2)
-    held = {bool(key[-1]): holds for key, holds in logits._verified.items()}
-    assert held == {True: not share, False: True}
+    held = {key[0]: holds for key, holds in logits._verified.items()}
+    assert held == {"feed-forward": not share, "head": True}
+
+
+@pytest.fixture
+def heads(monkeypatch) -> list[int]:
+    """How many rows each run of a tiny model's head was given, in order."""
+    rows: list[int] = []
+    forward = BertOnlyMLMHead.forward
+    monkeypatch.setattr(BertOnlyMLMHead, "forward", lambda self, x: rows.append(len(x)) or forward(self, x))
+    return rows
+
+
+def test_one_head_serves_all_lengths(heads, energy):
+    model = tiny_energy_model(energy)
+    sequences, scored = sequences_of(ROWS)
+    with torch.no_grad():
+        first = token_energies(model._row_runner(), sequences, scored, energy)  # checks that it holds
+        heads.clear()
+        again = token_energies(model._row_runner(), sequences, scored, energy)
+    assert torch.equal(first, again)
+    lengths = len(set(map(len, ROWS)))
+    assert heads == [0] * (lengths - 1) + [int(scored.sum())]
+
+
+def test_no_pass_waits_for_a_head_that_has_rows_enough(heads):
+    model = tiny_energy_model()
+    sequences, scored = sequences_of([[1, *[5] * length, 2] for length in range(1, 31)])
+    with torch.no_grad():
+        token_energies(model._row_runner(), sequences, scored, "raw")
+        heads.clear()
+        token_energies(model._row_runner(), sequences, scored, "raw")
+    pools = [rows for rows in heads if rows]
+    assert sum(pools) == int(scored.sum()) == 465 and len(pools) == 2
+    assert 256 <= pools[0] < 256 + 30
+
+
+def test_a_big_vocabulary_bounds_the_rows_of_a_head(heads):
+    model = tiny_energy_model()
+    sequences, scored = sequences_of(ROWS)
+    runner = RowRunner(model._row_runner().position_logits, 3, 250_000, token_budget=180)
+    with torch.no_grad():
+        token_energies(runner, sequences, scored, "raw")
+    assert max(heads) * 250_000 * 12 <= 180 * 65_536
+
+
+@pytest.mark.parametrize("fault", ["rows mixed", "rows counted", "no rows", "shape"])
+def test_a_head_that_needs_its_own_rows_runs_once_a_length(fault, heads, energy):
+    model = tiny_energy_model(energy)
+    plain = model.mlm.forward
+
+    def forward(input_ids, **inputs):
+        output = plain(input_ids=input_ids, **inputs)
+        rows = len(output.logits)
+        if fault == "rows mixed" and rows > 1:
+            output.logits = output.logits + output.logits.mean(0)
+        elif fault == "rows counted":
+            output.logits = output.logits * (1 + 0.1 * (rows != len(input_ids)))
+        elif fault == "no rows" and not rows:
+            raise RuntimeError("cannot reshape tensor of 0 elements")
+        elif fault == "shape":
+            output.logits = output.logits.view(len(input_ids), -1, output.logits.shape[-1])
+        return output
+
+    rows = [[1, 5, 2], [1, 8, 2, 2]]  # one masked row a length, so that the first fault shows in a common head alone
+    sequences, scored = sequences_of(rows)
+    expected = [plain_token_energies(model, torch.tensor(ids), [1]) for ids in rows]
+    model.mlm.forward = forward
+    with torch.no_grad():
+        found = [token_energies(model._row_runner(), sequences, scored, energy) for _ in range(2)]
+    for values in found:
+        assert [[float(value)] for value in values[:, 1]] == [pytest.approx(own, abs=1e-5) for own in expected]
+    held = {key[0]: holds for key, holds in model._row_runner().position_logits._verified.items()}
+    assert held["head"] and not held["one head"]
 
 
 def widths_of_feed_forwards(model) -> list[int]:
