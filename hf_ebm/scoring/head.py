@@ -84,19 +84,18 @@ class PositionLogits:
         self._verified: dict[tuple, bool] = {}
 
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
-        return self.together([Pass(input_ids, positions, inputs)])
+        return self.together([Pass(input_ids, positions, inputs)])[0]
 
-    def together(self, passes: Sequence[Pass]) -> Tensor:
-        """Logits (sum of N, P, V) of several passes, one behind the other."""
+    def together(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """Logits (N, P, V) of each of several passes."""
         hooks = [self._hooks_for(one) for one in passes]
         cut = [(one, how) for one, how in zip(passes, hooks, strict=True) if how is not None]
         if len(passes) > 1 and len(cut) == len(passes) and self._holds("one head", _Hooks(cut[0][1].base, {}), passes):
-            return self._hooked(cut)
-        logits = [
+            return list(self._hooked(cut).split([len(one.input_ids) for one in passes]))
+        return [
             self._full(one) if how is None else self._hooked([(one, how)])
             for one, how in zip(passes, hooks, strict=True)
         ]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     @property
     def base(self) -> nn.Module | None:
@@ -125,14 +124,17 @@ class PositionLogits:
 
     def _hooked(self, cut: Sequence[tuple[Pass, _Hooks]], narrowed: _Narrowing = gather_positions) -> Tensor:
         """Logits (sum of N, P, V) of passes that are cut down, the head run once, in the last of them."""
-        states: dict[int, Tensor] = {}
-        for number, (one, hooks) in enumerate(cut):
+        held: list[Tensor] = []
 
-            def join(own: Tensor, number: int = number) -> Tensor:
-                states[number] = own
-                return torch.cat(list(states.values())) if number == len(cut) - 1 else own[:0]
+        def hold(own: Tensor) -> Tensor:
+            held.append(own)
+            return own[:0]
 
-            handles = _attach(hooks, one, join, narrowed)
+        def join(own: Tensor) -> Tensor:
+            return torch.cat([*held, own])
+
+        for number, (one, hooks) in enumerate(cut, 1):
+            handles = _attach(hooks, one, join if number == len(cut) else hold, narrowed)
             try:
                 logits = self.model(**self._inputs(one)).logits
             finally:
@@ -141,21 +143,22 @@ class PositionLogits:
         return logits
 
     def _holds(self, what: str, hooks: _Hooks, passes: Sequence[Pass]) -> bool:
-        """Whether passes that are cut down equal those that are less so, found out on at most two rows.
+        """Whether passes that are cut down equal those that are less so, found out on two rows.
 
-        Once for each dtype, device and make of the model (adapters may come and go), and narrow layers for each
-        doubling of the length.
+        Once for each dtype, device and make of the model (adapters and hooks may come and go), narrow layers for each
+        doubling of the length, and one head for passes of one length and of several.
 
         Args:
             what: "head", to be run at the positions read; "feed-forward", the last one, too; or "one head" for all
                 passes.
         """
         ids = passes[0].input_ids
+        others = [one for one in passes[1:] if one.input_ids.shape[1] != ids.shape[1]]
+        size = {"head": 0, "feed-forward": ids.shape[1].bit_length(), "one head": len(others) > 0}[what]
         numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
-        make = sum(1 for _ in hooks.base.modules()), ids.shape[1].bit_length() if what == "feed-forward" else 0
-        key = (what, *numbers, *make, tuple(hooks.narrow))
+        key = (what, *numbers, *_make(self.model, hooks.base), size, tuple(hooks.narrow))
         if key not in self._verified:
-            few = [_first_rows(one, 2 if what != "one head" else 1) for one in passes[:2]]
+            few = [_two_rows(one) for one in (passes[0], *(others or passes[1:])[:1])]
             with evaluation_mode(self.model):
                 verdict = self._verify(what, hooks, few)
             if verdict is None:
@@ -197,8 +200,10 @@ class PositionLogits:
         return True
 
 
-def _attach(hooks: _Hooks, one: Pass, join: Callable[[Tensor], Tensor], narrowed: _Narrowing) -> list[RemovableHandle]:
-    """Hooks for one pass. `join` turns its states (N, P, D) at the positions into what the head is given."""
+def _attach(
+    hooks: _Hooks, one: Pass, for_head: Callable[[Tensor], Tensor], narrowed: _Narrowing
+) -> list[RemovableHandle]:
+    """Hooks for one pass. `for_head` turns its states (N, P, D) at the positions into what the head is given."""
     rows, length = one.input_ids.shape
     owner = get_ident()  # other threads may be running the model while the hooks are there
 
@@ -208,7 +213,7 @@ def _attach(hooks: _Hooks, one: Pass, join: Callable[[Tensor], Tensor], narrowed
         first = next(iter(output.keys()))
         if output[first].shape[1] < length:  # on a GPU an index out of range would end the process
             raise ValueError(f"{type(module).__name__} returned {output[first].shape[1]} positions of {length}")
-        output[first] = join(gather_positions(output[first], one.positions))
+        output[first] = for_head(gather_positions(output[first], one.positions))
         return output
 
     def keep_input(module: nn.Module, args: tuple) -> tuple | None:
@@ -248,10 +253,20 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool(((found - expected).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(expected.dtype, 1e-4))
 
 
-def _first_rows(one: Pass, count: int) -> Pass:
+def _make(model: nn.Module, base: nn.Module) -> tuple:
+    """What tells whether a model was changed: the size of its base, and the modules of its head with their hooks."""
+    inside = set(base.modules())
+    head = (module for module in model.modules() if module not in inside)
+    return len(inside), tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
+
+
+def _two_rows(one: Pass) -> Pass:
+    """Two rows of a pass; if need be one twice, as what has one row would be broadcast."""
+    rows = torch.arange(2, device=one.input_ids.device).clamp_max(len(one.input_ids) - 1)
+
     def cut(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(cut(item) for item in value)
-        return value[:count] if isinstance(value, Tensor) else value
+        return value[rows.to(value.device)] if isinstance(value, Tensor) else value
 
-    return Pass(one.input_ids[:count], one.positions[:count], {name: cut(value) for name, value in one.inputs.items()})
+    return Pass(cut(one.input_ids), cut(one.positions), {name: cut(value) for name, value in one.inputs.items()})

@@ -8,6 +8,7 @@ mask work like the others.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from threading import get_ident
@@ -140,7 +141,7 @@ class RowRunner:
 
     Args:
         position_logits: `(ids (n, L), positions (n, P), **inputs) -> logits (n, P, V)`. If it has a method `together`,
-            that takes a list of `Pass` and returns the logits of all, one behind the other.
+            that takes a list of `Pass` and returns the logits of each.
         mask_token_id: the id written at masked positions.
         vocab_size: V, for the memory that logits take.
         token_budget: tokens per forward pass; `None` derives it from free memory at first use.
@@ -244,7 +245,9 @@ class RowRunner:
         passes: list[Tensor] = []
         rest = list(waiting)
         room, held = max(1, budget // self._logits_cost(rows)), 0
-        while rest and room > held and held < _ENOUGH_FOR_A_HEAD:
+        # Passes that are held back hold their inputs, which is nothing but for the states of an encoder.
+        enough = _ENOUGH_FOR_A_HEAD if sequences.context is None else 1
+        while rest and held < min(room, enough):
             size = min(room - held, max(1, budget // _length(sequences, source, rest[0])))
             passes.append(rest[0][:size])
             rest[:1] = [rest[0][size:]] if size < len(rest[0]) else []
@@ -258,7 +261,7 @@ class RowRunner:
 
     def _logits_cost(self, rows: MaskedRows) -> int:
         """Tokens that weigh as much as a row's logits."""
-        return -(-rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT // _BYTES_PER_TOKEN)  # rounded up
+        return max(1, math.ceil(rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT / _BYTES_PER_TOKEN))
 
     def _run(
         self, sequences: Sequences, rows: MaskedRows, passes: list[Tensor], source: Tensor, reduce: Reducer
@@ -293,7 +296,7 @@ class RowRunner:
         if together is None:
             found = [self.position_logits(ids, positions, **inputs) for ids, positions, inputs in passes]
         else:
-            found = together(passes).split([len(piece.shown) for piece in pieces])
+            found = together(passes)
         return [self._checked(piece, logits) for piece, logits in zip(pieces, found, strict=True)]
 
     def _pass(self, piece: _Piece) -> Pass:
