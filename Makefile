@@ -31,5 +31,5 @@ lint: setup
 docs: setup
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
 
-wheel: setup
-	.ci/check_wheel $(BIN)/python
+wheel:
+	.ci/check_wheel $(PYTHON)

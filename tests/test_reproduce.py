@@ -66,9 +66,14 @@ def test_a_report_compares_seed_by_seed(tmp_path):
     assert raw["rows"]["c"]["column"] == [1.0, 9.0, 4.0] and raw["seeds"] == [1, 2, 3]
 
 
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory):
+    """Keeps what it trained, so tables with the same runs in them share these."""
+    return Laboratory(TINY, tmp_path_factory.mktemp("runs"))
+
+
 @pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4", "mgs-4"])
-def test_a_table_runs(name, tmp_path):
-    laboratory = Laboratory(TINY, tmp_path)
+def test_a_table_runs(name, laboratory):
     report = Report(name, TABLES[name].title, TABLES[name].columns)
     TABLES[name].fill(laboratory, report)
     assert all(set(runs) <= set(report.columns) for runs in report.rows.values())
@@ -184,6 +189,8 @@ def residual_laboratory(tmp_path, monkeypatch):
     tiny = ResidualScale(32, 1, 6, 8, (1, 2))
     monkeypatch.setattr(residual_runs, "load_kjv_verses", lambda folder: held_out_verses())
     monkeypatch.setattr(residual, "QUICK_RESIDUAL", tiny)
+    for module in (residual, residual_runs):
+        monkeypatch.setattr(module, "MAX_NEW_TOKENS", 10)
     return ResidualLaboratory(tiny, tmp_path)
 
 
