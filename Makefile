@@ -21,7 +21,7 @@ sample: setup
 	  --block_fill sequential --block_layout contiguous --delayed_acceptance 1 --output $(VENV)/samples.jsonl
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 lint: setup
 	$(BIN)/ruff check .

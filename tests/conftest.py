@@ -19,6 +19,18 @@ torch.set_num_threads(1)
 logging.disable_progress_bar()
 
 
+# Long files whose tests share no fixture: with `--dist loadgroup` they are dealt out one by one, behind whole files.
+TESTS_APART = ("test_notebooks", "test_examples", "test_exactness", "test_residual_nce", "test_joint_sampling")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    """Keeps a file's tests in one process, as they share its fixtures."""
+    for item in items:
+        if item.path.stem not in TESTS_APART:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(item.config.rootpath))))
+
+
 def pytest_collection_finish(session) -> None:
     """Leaves what is imported by now out of garbage collection, which every training begins with."""
     gc.collect()
