@@ -284,9 +284,8 @@ class RowRunner:
         if memory is None or pieces[0].sequences.numbers is None or read.shape[1] != 1 or not masked.shape[1]:
             return self._forward(pieces)
         looked_up = [_Remembered.of(piece, memory) for piece in pieces]
-        missing = [piece for own in looked_up for piece in own.missing]
-        fresh = iter(self._forward(missing))
-        return [own.logits([next(fresh) for _ in own.missing], memory) for own in looked_up]
+        fresh = iter(self._forward([own.missing for own in looked_up if own.missing is not None]))
+        return [own.logits(None if own.missing is None else next(fresh), memory) for own in looked_up]
 
     def _forward(self, pieces: list[_Piece]) -> list[Tensor]:
         if not pieces:
@@ -325,13 +324,13 @@ class _Remembered(NamedTuple):
         piece: all of its rows.
         single: (n,) bool, rows with no more than that position masked.
         found: (n,) bool, rows in the memory.
-        missing: the rows that aren't, as a piece, if there are any.
+        missing: the rows that aren't, if there are any.
     """
 
     piece: _Piece
     single: Tensor
     found: Tensor
-    missing: list[_Piece]
+    missing: _Piece | None
 
     @classmethod
     def of(cls, piece: _Piece, memory: RowMemory) -> _Remembered:
@@ -341,23 +340,23 @@ class _Remembered(NamedTuple):
         found = single & memory.find(names, column, piece.ids)
         missing = (~found).nonzero()[:, 0]
         if len(missing) == len(found):
-            return cls(piece, single, found, [piece])
-        return cls(piece, single, found, [piece.part(missing)] if len(missing) else [])
+            return cls(piece, single, found, piece)
+        return cls(piece, single, found, piece.part(missing) if len(missing) else None)
 
-    def logits(self, fresh: list[Tensor], memory: RowMemory) -> Tensor:
+    def logits(self, fresh: Tensor | None, memory: RowMemory) -> Tensor:
         """Logits (n, 1, V) of all rows; those of `missing`, in `fresh`, are noted."""
         names, column = self.piece.names(), self.piece.rows.read[:, 0]
         hits, missing = self.found.nonzero()[:, 0], (~self.found).nonzero()[:, 0]
-        if not fresh:
+        if fresh is None:
             return memory.read(names, column)[:, None]
         noted = self.single[missing].nonzero()[:, 0]
         if len(noted):
             which = missing[noted]
-            memory.write(names[which], column[which], self.piece.ids[which], fresh[0][noted, 0])
+            memory.write(names[which], column[which], self.piece.ids[which], fresh[noted, 0])
         if not len(hits):
-            return fresh[0]
-        logits = fresh[0].new_empty((len(names), *fresh[0].shape[1:]))
-        logits[missing], logits[hits] = fresh[0], memory.read(names[hits], column[hits])[:, None]
+            return fresh
+        logits = fresh.new_empty((len(names), *fresh.shape[1:]))
+        logits[missing], logits[hits] = fresh, memory.read(names[hits], column[hits])[:, None]
         return logits
 
 
