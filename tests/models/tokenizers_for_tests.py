@@ -1,7 +1,9 @@
 """Small tokenizers of the three usual kinds, trained on a few lines, each with a tiny random model to go with it."""
 
+import collections
 import copy
 import functools
+import json
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -21,18 +23,18 @@ KINDS = ("wordpiece", "bytes", "metaspace")
 
 
 def small_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with cls, sep, pad, unk and mask tokens."""
+    """A tokenizer with cls, sep, pad, unk and mask tokens, the same in every process."""
     return copy.deepcopy(_trained(kind))
 
 
-@functools.cache  # training breaks ties as it likes, so that two would differ
+@functools.cache
 def _trained(kind: str) -> PreTrainedTokenizerFast:
     if kind == "wordpiece":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=special)
+        tokenizer.model = models.WordPiece(_frequent_pieces(tokenizer, special, 150), unk_token="[UNK]")
     else:
         special = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
         if kind == "bytes":
@@ -41,11 +43,13 @@ def _trained(kind: str) -> PreTrainedTokenizerFast:
             tokenizer.decoder = decoders.ByteLevel()
             alphabet = pre_tokenizers.ByteLevel.alphabet()
             trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
+            tokenizer.train_from_iterator(LINES, trainer)
         else:
             tokenizer = Tokenizer(models.Unigram())
             tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
             trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>")
-    tokenizer.train_from_iterator(LINES, trainer)
+            tokenizer.train_from_iterator(LINES, trainer)
+            tokenizer.model = _settled(json.loads(tokenizer.to_str())["model"])
     pad, unk, cls, sep, mask = special
     ends = [(name, tokenizer.token_to_id(name)) for name in (cls, sep)]
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -54,6 +58,26 @@ def _trained(kind: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=pad, unk_token=unk, cls_token=cls, sep_token=sep, mask_token=mask
     )
+
+
+def _frequent_pieces(tokenizer: Tokenizer, special: list[str], size: int) -> dict[str, int]:
+    """Characters and the words' commonest beginnings and ends (`WordPieceTrainer` breaks ties anew in each process)."""
+    counts, characters = collections.Counter(), set()
+    for line in LINES:
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(line)):
+            characters.update([word[0], *(f"##{character}" for character in word[1:])])
+            counts.update(word[:end] for end in range(2, len(word) + 1))
+            counts.update(f"##{word[start:]}" for start in range(1, len(word) - 1))
+    pieces = sorted(counts, key=lambda piece: (-counts[piece], len(piece), piece))
+    vocabulary = [*special, *sorted(characters), *pieces][:size]
+    return {piece: number for number, piece in enumerate(vocabulary)}
+
+
+def _settled(trained: dict) -> models.Unigram:
+    """A trained unigram model, its pieces in an order that the last digits of their scores have no part in."""
+    unk, pieces = trained["unk_id"], [(piece, round(score, 6)) for piece, score in trained["vocab"]]
+    special = [pair for pair in pieces if pair[1] == 0]
+    return models.Unigram(special + sorted(set(pieces) - set(special), key=lambda pair: (-pair[1], pair[0])), unk)
 
 
 def small_model(tokenizer, energy: str = "local", positions: int = 130, **fields) -> EnergyModel:

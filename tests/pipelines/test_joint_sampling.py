@@ -43,7 +43,7 @@ def test_samples_are_those_of_generate_whatever_the_batch_size(sampling, batch_s
 
 def test_padding_is_no_part_of_a_text(sampling):
     """A model without a pad token pads with id 0, which may be a word."""
-    settings = SETTINGS | {"num_candidates": 40, "num_samples": 20, "max_new_tokens": 12}
+    settings = SETTINGS | {"num_candidates": 40, "num_samples": 20, "max_new_tokens": 30}
     expected = sampling(PROMPTS[0], **settings)
     word = sampling.model.config.lm_pad_token_id = tokenizer().convert_tokens_to_ids("the")
     out, _ = generated(sampling.model, PROMPTS[0], 0, **settings)
