@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from hf_ebm.sampling.blocks import chain_blocks, stack_blocks
+from hf_ebm.sampling.blocks import epoch_blocks
 from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
 from hf_ebm.sampling.proposals import Warp
 from hf_ebm.sampling.run import ChainRun
@@ -94,28 +94,21 @@ def epoch_steps(
 ) -> list[StepBlock]:
     """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
     columns = free.cpu().numpy()
-    per_chain, fill_numbers, accept_numbers = [], [], []
-    for row, key in zip(columns, keys, strict=True):
-        positions = row.nonzero()[0]
-        draws = chain_generator(config.seed, *key, EPOCH, epoch).random(5 * len(positions) + 1)
-        table = draws[:-1].reshape(5, len(positions))
-        block_size = min(size, len(positions))
-        per_chain.append(
-            chain_blocks(positions, block_size, config.block_layout, config.order, table[:2], float(draws[-1]))
-        )
-        fill_numbers.append(table[2])
-        accept_numbers.append(table[3:].T)
-    blocks = stack_blocks(per_chain, free.device)
-    steps, chains, width = blocks.positions.shape
-    fill, accept = np.zeros((steps, chains, width)), np.zeros((steps, chains, 2))
-    for chain, own in enumerate(per_chain):
-        used = 0
-        for step, block in enumerate(own):
-            fill[step, chain, : len(block)] = fill_numbers[chain][used : used + len(block)]
-            accept[step, chain] = accept_numbers[chain][step]
-            used += len(block)
-    fills, accepts = torch.from_numpy(fill).to(free.device), torch.from_numpy(accept).to(free.device)
-    return [StepBlock(blocks.positions[s], blocks.size[s], fills[s], accepts[s]) for s in range(steps)]
+    counts = columns.sum(1)
+    draws = [
+        chain_generator(config.seed, *key, EPOCH, epoch).random(5 * count + 1)
+        for key, count in zip(keys, counts, strict=True)
+    ]
+    table = np.concatenate([own[:-1].reshape(5, -1) for own in draws], axis=1)
+    offsets = np.array([own[-1] for own in draws])
+    blocks = epoch_blocks(columns, size, config.block_layout, config.order, table[:2], offsets)
+    # A chain takes its numbers for tokens in the order of its visits, those for acceptance in the order of its steps.
+    counted = np.arange(blocks.visit.shape[2]) < blocks.size[..., None]
+    fill = np.where(counted, table[2][blocks.visit], 0.0)
+    step = np.minimum(np.arange(len(fill))[:, None], counts - 1) + counts.cumsum() - counts
+    accept = np.where(blocks.size[..., None] > 0, table[3:].T[step], 0.0)
+    parts = (torch.from_numpy(part).to(free.device) for part in (blocks.positions, blocks.size, fill, accept))
+    return [StepBlock(*own) for own in zip(*parts, strict=True)]
 
 
 def _warn_if_outside(info: StepInfo, config: ResolvedChainConfig) -> None:
