@@ -11,7 +11,8 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.data.symbols import encode_splits, length_limits, plain_ids
+from hf_ebm.data.prompts import plain_ids
+from hf_ebm.data.symbols import encode_splits, length_limits
 from hf_ebm.models.energy.encoding import (
     check_mask_token,
     fill_placeholder,

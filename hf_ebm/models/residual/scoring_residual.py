@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_ebm.data.symbols import plain_ids, prompt_encoder
+from hf_ebm.data.prompts import plain_ids, prompt_encoder
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import as_texts
