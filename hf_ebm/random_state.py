@@ -12,5 +12,8 @@ import torch
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """The state started from a seed inside; afterwards it is as it was."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        if device.type == "cpu":  # for accelerators that aren't in use yet PyTorch would keep a stack trace each time
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         yield

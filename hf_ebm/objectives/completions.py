@@ -67,11 +67,9 @@ def pad_right(rows: Sequence[torch.Tensor], value: int) -> tuple[torch.Tensor, t
 
 def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
     """Decoded rows (N, T), each up to its first end token, which stays."""
-    rows = []
-    for row in ids:
-        ends = torch.isin(row, torch.tensor(list(end_ids), device=row.device)).nonzero()
-        rows.append(row[: int(ends[0]) + 1] if len(ends) else row)
-    return rows
+    ends = torch.isin(ids, torch.tensor(list(end_ids), dtype=ids.dtype, device=ids.device)).long()
+    lengths = (ends.cumsum(1) == ends).sum(1)  # of what no end token precedes
+    return [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
 def token_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
