@@ -59,7 +59,8 @@ def run(argv: list[str]) -> None:
 
 
 def _causal(model: PreTrainedModel, rows: list[dict], arguments: PerplexityArguments) -> tuple[dict, list[dict]]:
-    prefixes, continuations = ([torch.tensor(row[name], device=model.device) for row in rows]
+    device = model.device
+    prefixes, continuations = ([torch.tensor(row[name], device=device) for row in rows]
                                for name in ("prefix_ids", "continuation_ids"))  # fmt: skip
     pad_id = special_tokens(model)[1]
     log_probs = lm_log_probs(model, prefixes, continuations, pad_id, arguments.candidates_at_once).nansum(1)

@@ -140,7 +140,8 @@ def _encoded_prefix(model: ResidualBase, prefix: Tensor) -> _EncodedPrefix:
 
 def _energies_behind(model: ResidualBase, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
     """Energies of continuations that share a prefix: a causal encoder reads only what is behind it."""
-    ids, mask = pad_right([ids.to(model.encoder.device) for ids in candidates], model.encoder_pad_id)
+    device = model.encoder.device
+    ids, mask = pad_right([ids.to(device) for ids in candidates], model.encoder_pad_id)
     whole = torch.cat([mask.new_ones(len(mask), shared.length), mask], 1)
     cache = repeated(shared.cache, len(candidates))
     hidden = model.encoder(input_ids=ids, attention_mask=whole, cache=cache, use_cache=True)[0]

@@ -50,19 +50,19 @@ def check_prefixes(
     lm = check_parts(model)
     if not len(prefixes):
         raise ValueError("prefixes must be one or more, got none")
-    size = num_embeddings(lm)
+    size, device = num_embeddings(lm), lm.device  # looked up once: it is found among all parameters
     # The encoder's own tokens for the same text are counted when there are some.
     parts = [("language model", lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
     limits = [(name, max_length(part)) for name, part in parts]
     found = []
     for row, prefix in enumerate(prefixes):
-        ids = _as_ids(prefix, f"prefixes: row {row}", lm.device)
+        ids = _as_ids(prefix, f"prefixes: row {row}", device)
         if not len(ids):
             if model.config.start_token_id is None:
                 raise ValueError(
                     f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
-            ids = torch.tensor([model.config.start_token_id], device=lm.device)
+            ids = torch.tensor([model.config.start_token_id], device=device)
         check_ids(ids, size, f"prefixes: row {row}")
         for name, limit in limits:
             if limit is not None and len(ids) + max_new_tokens > limit:
@@ -83,10 +83,10 @@ def check_continuations(model: ResidualBase, continuations: Sequence, max_new_to
     if len(continuations) != count:
         raise ValueError(f"continuations must be as many as prefixes, got {len(continuations)} and {count}")
     lm, ends = lm_of(model), set(model.end_ids)
-    size = num_embeddings(lm)
+    size, device = num_embeddings(lm), lm.device
     found = []
     for row, continuation in enumerate(continuations):
-        ids = _as_ids(continuation, f"continuations: row {row}", lm.device)
+        ids = _as_ids(continuation, f"continuations: row {row}", device)
         own = ids.tolist()
         if not own or len(own) > max_new_tokens:
             raise ValueError(f"continuations: row {row} has {len(own)} tokens, must have 1 to {max_new_tokens}")

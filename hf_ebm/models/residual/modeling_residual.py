@@ -270,13 +270,13 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             ValueError: naming the row, for one without a token or longer than the encoder has positions for.
         """
         own = self.retokenizer(rows) if self.config.retokenize else list(rows)
-        limit = max_length(self.encoder)
+        limit, device = max_length(self.encoder), self.encoder.device
         for number, ids in enumerate(own):
             if len(ids) == 0 or (limit is not None and len(ids) > limit):
                 raise ValueError(
                     f"row {number} has {len(ids)} tokens for the encoder, which needs 1 to {limit or 'any number'}"
                 )
-        ids, mask = pad_right([row.to(self.encoder.device) for row in own], self.encoder_pad_id)
+        ids, mask = pad_right([row.to(device) for row in own], self.encoder_pad_id)
         return ids, mask
 
     def train(self, mode: bool = True) -> ResidualEnergyModel:

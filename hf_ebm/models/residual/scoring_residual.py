@@ -103,6 +103,7 @@ def joint_terms(model: ResidualBase, prefixes: list[Tensor], continuations: list
     )
     energies = model(input_ids=ids, attention_mask=mask).energy.double().cpu()
     lm = lm_of(model)
-    before, after = ([ids.to(lm.device) for ids in rows] for rows in (prefixes, continuations))
+    device = lm.device
+    before, after = ([ids.to(device) for ids in rows] for rows in (prefixes, continuations))
     terms = completion_token_log_probs(lm, before, after, model.config.lm_pad_token_id)
     return energies, terms.double().sum(1).cpu()
