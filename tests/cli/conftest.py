@@ -1,9 +1,12 @@
 """A small model folder for the command line, and ways to run it."""
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -32,6 +35,33 @@ def command(*arguments: str, launcher: list[str] | None = None, **options) -> su
     return subprocess.run(
         [*start, "-m", "hf_ebm", *map(str, arguments)], capture_output=True, text=True, env=environment, **options
     )
+
+
+def killed(owner, name: str, at: int, last_words: Callable, *arguments: str) -> None:
+    """The command in a copy of this process, which kills itself, as `kill -9` would, at the n-th call of a function.
+
+    Args:
+        owner, name, at: what the function belongs to, its name, and which call is the last.
+        last_words: called with that call's arguments.
+    """
+
+    def copy() -> None:
+        plain, calls = getattr(owner, name), []
+
+        def dying(*given):
+            calls.append(given)
+            if len(calls) == at:
+                last_words(*given)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(*given)
+
+        setattr(owner, name, dying)
+        run(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=copy)  # what is imported needn't be again
+    process.start()
+    process.join(timeout=300)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def read(path) -> list[dict]:

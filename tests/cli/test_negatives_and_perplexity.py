@@ -2,8 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
 import sys
 
 import datasets
@@ -12,11 +10,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
+from hf_ebm.cli import negatives as negatives_command
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.perplexity import residual_perplexity
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
-from tests.cli.conftest import command, read, run
+from tests.cli.conftest import command, killed, read, run
 from tests.models.residual_models import spread, toy_encoder
 from tests.models.tokenizers_for_tests import small_tokenizer
 
@@ -134,25 +133,10 @@ def test_other_texts_under_the_same_name_are_another_run(folders, tmp_path):
         run(*arguments)
 
 
-KILLED = """
-import os, signal, sys
-from hf_ebm.cli import negatives
-sample, calls = negatives.sample_continuations, []
-def dying(*args):
-    calls.append(1)
-    if len(calls) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return sample(*args)
-negatives.sample_continuations = dying
-negatives.run(sys.argv[2:])
-"""
-
-
 def test_a_killed_run_goes_on_in_parquet(folders, whole, tmp_path):
     output = tmp_path / "out.parquet"
     arguments = list(map(str, negatives(folders, output)))
-    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True)
-    assert done.returncode == -signal.SIGKILL
+    killed(negatives_command, "sample_continuations", 3, lambda *_: None, *arguments)
     assert len(read(tmp_path / "out.parquet.partial.jsonl")) == 16
     run(*arguments)
     found = pd.read_parquet(output)

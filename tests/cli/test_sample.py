@@ -1,8 +1,6 @@
 """`hf-ebm sample`: nothing lost or doubled by a kill, and the same set of records from any number of processes."""
 
 import json
-import signal
-import subprocess
 import sys
 
 import pandas as pd
@@ -10,7 +8,9 @@ import pytest
 
 from hf_ebm import ChainGenerationConfig, EnergyModel
 from hf_ebm.cli.chain_records import ChainRecords
-from tests.cli.conftest import command, read, run
+from hf_ebm.cli.run_records import RunRecords, to_json
+from hf_ebm.models.energy import generation_energy
+from tests.cli.conftest import command, killed, read, run
 
 CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
 
@@ -59,42 +59,28 @@ def test_a_half_written_output_is_completed(model_folder, tmp_path, whole):
         assert len(read(output)) == len(whole)
 
 
-# Runs the command and kills itself, as `kill -9` would, at the n-th call of a function.
-KILLED = """
-import os, signal, sys
-from hf_ebm.cli import main, run_records
-from hf_ebm.models.energy import generation_energy
-
-generation_energy._SECONDS_BETWEEN_SAVES = -1.0  # a state after every epoch
-place, at, half_line = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "half"
-owner, name = {"append": (run_records.RunRecords, "append"), "epoch": (generation_energy, "run_epoch")}[place]
-plain, calls = getattr(owner, name), 0
-
-def dying(*arguments):
-    global calls
-    calls += 1
-    if calls == at:
-        if half_line:
-            with open(arguments[0].lines, "a") as file:
-                file.write(run_records.to_json(arguments[1][0])[:25])
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*arguments)
-
-setattr(owner, name, dying)
-main.main(sys.argv[4:])
-"""
-
-
 @pytest.mark.parametrize(
-    "place,at,half,chains_left", [("append", 1, "", 0), ("append", 4, "half", 6), ("epoch", 13, "", 4)]
+    "owner,name,at,half,chains_left",
+    [
+        (RunRecords, "append", 1, False, 0),
+        (RunRecords, "append", 4, True, 6),
+        (generation_energy, "run_epoch", 13, False, 4),
+    ],
 )
-def test_killed_runs_go_on(place, at, half, chains_left, model_folder, tmp_path, whole, monkeypatch):
+def test_killed_runs_go_on(owner, name, at, half, chains_left, model_folder, tmp_path, whole, monkeypatch):
     """kill -9 before anything is written, in the middle of a record, and in the middle of a batch's epochs."""
     output = tmp_path / "out.jsonl"
     arguments = ["sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output]
     arguments = list(map(str, [*arguments, "--chains_at_once", "2", "--device", "cpu"]))
-    done = subprocess.run([sys.executable, "-c", KILLED, place, str(at), half, *arguments], capture_output=True)
-    assert done.returncode == -signal.SIGKILL
+
+    def half_a_line(*given):
+        if half:
+            records, rows = given
+            with open(records.lines, "a") as file:
+                file.write(to_json(rows[0])[:25])
+
+    monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", -1.0)  # a state after every epoch
+    killed(owner, name, at, half_a_line, *arguments)
     left = [json.loads(line) for line in output.read_bytes().split(b"\n")[:-1]]
     assert len(set(keys(left))) == len(left) == 2 * chains_left
     resumed = []

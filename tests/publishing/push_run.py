@@ -1,5 +1,6 @@
 """Pushes every kind of model and what every trainer made, for `test_hub`; prints what each one computes as JSON."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -106,6 +107,7 @@ def push_trainers(found: dict, folder: Path) -> None:
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # every training begins with a collection, which what is imported makes a long one
     found: dict = {}
     push_models(found)
     push_trainers(found, Path(folder))

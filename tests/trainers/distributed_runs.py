@@ -1,8 +1,9 @@
-"""Updates of every trainer, for `test_distributed`: run by torchrun with two processes, and alone with one.
+"""Updates of every trainer, for `test_distributed`: run by torchrun with two processes, and by the test with one.
 
 One start for all: it takes longer than what runs.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -10,9 +11,14 @@ import torch
 
 from tests.trainers import energy_run, search_run, task_loss_run
 
+
+def run_all(folder: Path) -> None:
+    for name, run in (("search", search_run), ("task_losses", task_loss_run), ("energies", energy_run)):
+        (folder / name).mkdir(exist_ok=True)
+        run.run_all(folder / name)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, run in (("search", search_run), ("task_losses", task_loss_run), ("energies", energy_run)):
-        folder = Path(sys.argv[1]) / name
-        folder.mkdir(exist_ok=True)
-        run.run_all(folder)
+    gc.freeze()  # every training begins with a collection, which what is imported makes a long one
+    run_all(Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from tests.trainers import distributed_runs
 from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
@@ -16,13 +17,13 @@ from tests.trainers.test_trainers import KINDS
 def folder(tmp_path_factory):
     """Where all updates lie, made by one process and by two."""
     folder = tmp_path_factory.mktemp("distributed")
-    script = ["-m", "tests.trainers.distributed_runs", str(folder)]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for start in (script, [*launcher, *script]):
-        done = subprocess.run(
-            [sys.executable, *start], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    distributed_runs.run_all(folder)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", distributed_runs.__name__, str(folder)], capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
