@@ -39,6 +39,18 @@ def pytest_collection_finish(session) -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def same_numbers_for_fixtures() -> None:
+    """Random numbers that nothing seeds don't depend on which files ran before in the same process."""
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(same_numbers_for_fixtures) -> None:
+    """Nor on which tests."""
+    torch.default_generator.manual_seed(0)
+
+
 def tiny_mlm(vocab_size: int = 9, seed: int = 0, scale: float = 0.35, layers: int = 1, **overrides) -> BertForMaskedLM:
     """A random BERT whose conditionals are far from uniform and from each other."""
     torch.manual_seed(seed)
