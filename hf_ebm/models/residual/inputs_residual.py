@@ -63,7 +63,6 @@ def check_prefixes(
                     f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
             ids = torch.tensor([model.config.start_token_id], device=device)
-        check_ids(ids, size, f"prefixes: row {row}")
         for name, limit in limits:
             if limit is not None and len(ids) + max_new_tokens > limit:
                 raise ValueError(
@@ -71,6 +70,7 @@ def check_prefixes(
                     f"{name} has positions for {limit}"
                 )
         found.append(ids)
+    _check_ids("prefixes", found, size)
     return found
 
 
@@ -95,8 +95,8 @@ def check_continuations(model: ResidualBase, continuations: Sequence, max_new_to
                 f"continuations: row {row} must end with an end token ({', '.join(map(str, sorted(ends)))}) and hold "
                 f"none before, or be stopped at {max_new_tokens} tokens; it has {len(own)}"
             )
-        check_ids(ids, size, f"continuations: row {row}")
         found.append(ids)
+    _check_ids("continuations", found, size)
     return found
 
 
@@ -118,11 +118,12 @@ def _as_ids(values: Any, place: str, device: torch.device) -> Tensor:
     return ids.to(device, torch.long)
 
 
-def check_ids(ids: Tensor, size: int, place: str) -> None:
+def _check_ids(name: str, rows: list[Tensor], size: int) -> None:
     """Raises `ValueError` for ids that the model has no embedding for."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-        wrong = next(i for i in ids.tolist() if not 0 <= i < size)
-        raise ValueError(f"{place} holds the id {wrong}; the language model has ids 0 to {size - 1}")
+    least, most = torch.cat(rows).aminmax()
+    if not 0 <= int(least) <= int(most) < size:
+        row, wrong = next((row, i) for row, ids in enumerate(rows) for i in ids.tolist() if not 0 <= i < size)
+        raise ValueError(f"{name}: row {row} holds the id {wrong}; the language model has ids 0 to {size - 1}")
 
 
 def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
