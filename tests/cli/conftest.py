@@ -58,7 +58,8 @@ def killed(owner, name: str, at: int, last_words: Callable, *arguments: str) -> 
         setattr(owner, name, dying)
         run(*arguments)
 
-    process = multiprocessing.get_context("fork").Process(target=copy)  # what is imported needn't be again
+    # What is imported needn't be again; a daemon doesn't outlive the tests, should it not die.
+    process = multiprocessing.get_context("fork").Process(target=copy, daemon=True)
     process.start()
     process.join(timeout=300)
     assert process.exitcode == -signal.SIGKILL

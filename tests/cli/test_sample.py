@@ -145,9 +145,9 @@ def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, caps
     assert output.read_text() == before and "another model, data or settings" in capsys.readouterr().err
 
 
-def test_standard_output_is_json_lines(model_folder, capsys):
+def test_standard_output_is_json_lines(model_folder, capfd):
     run("sample", "--model", model_folder, "--text", "the [MASK] sat", "--num_chains", "2", "--num_epochs", "2")
-    found = capsys.readouterr()
+    found = capfd.readouterr()
     records = [json.loads(line) for line in found.out.splitlines()]
     assert sorted(keys(records)) == [(0, chain, epoch) for chain in (0, 1) for epoch in (0, 1)]
     assert "acceptance rate" in found.err

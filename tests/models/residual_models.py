@@ -116,11 +116,3 @@ def frequencies(drawn, continuations=None) -> torch.Tensor:
     for ids in drawn:
         counts[index[tuple(int(token) for token in ids)]] += 1
     return counts / counts.sum()
-
-
-def total_variation_limit(probabilities: torch.Tensor, count: int) -> float:
-    """What the total variation of `count` exact draws stays below, 999 times of 1000."""
-    generator = torch.Generator().manual_seed(1)
-    draws = torch.multinomial(probabilities, count * 400, replacement=True, generator=generator).view(400, count)
-    shares = torch.stack([torch.bincount(own, minlength=len(probabilities)) / count for own in draws])
-    return 1.05 * float(((shares - probabilities).abs().sum(1) / 2).quantile(0.999))

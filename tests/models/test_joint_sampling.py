@@ -20,11 +20,11 @@ from tests.models.residual_models import (
     exact_energies,
     exact_log_probs,
     frequencies,
-    total_variation_limit,
     toy_encoder,
     toy_lm,
     toy_residual,
 )
+from tests.sampling.oracle import total_variation_limit
 
 PROPOSAL = Proposal(LENGTH, (END,))
 

@@ -26,9 +26,8 @@ def exact_target(model, words, length, template=None, temperature=1.0, extra=Non
     return enumerate_distribution(energy, words, length, temperature=temperature)
 
 
-def total_variation_limit(exact: ExactDistribution, count: int, quantile: float = 0.999) -> float:
-    """What the total variation of `count` exact draws stays below with probability `quantile` (by simulation)."""
-    probabilities = exact.log_probabilities.exp().numpy()
-    counts = np.random.default_rng(1).multinomial(count, probabilities / probabilities.sum(), size=1000)
-    distances = np.abs(counts / count - probabilities).sum(1) / 2
-    return 1.05 * float(np.quantile(distances, quantile))
+def total_variation_limit(probabilities: torch.Tensor, count: int) -> float:
+    """What the total variation of `count` exact draws stays below, 999 times of 1000 (by simulation)."""
+    expected = probabilities.double().numpy()
+    counts = np.random.default_rng(1).multinomial(count, expected / expected.sum(), size=1000)
+    return 1.05 * float(np.quantile(np.abs(counts / count - expected).sum(1) / 2, 0.999))
