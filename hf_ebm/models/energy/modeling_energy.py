@@ -17,6 +17,7 @@ from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
+from hf_ebm.models.energy.resizing import rehearse, resized_number, resized_roles
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
 from hf_ebm.models.publishing import PublishingMixin, register
@@ -238,6 +239,41 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         if shift is None or context is None:
             raise ValueError(f"{type(self.mlm).__name__} needs an encoder input, and must shift labels by itself")
         return shift(ids), {"encoder_outputs": (context.states,), "use_cache": False}
+
+    def resize_token_embeddings(  # type: ignore[override]  # the module isn't always an nn.Embedding
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+        *,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+    ) -> nn.Module:
+        """Another number of token ids, as in Transformers, with their roles.
+
+        Args:
+            new_num_tokens, pad_to_multiple_of, mean_resizing: as in Transformers.
+            processing_class: tokenizer (or processor) to take the token roles from, which has grown. Without one the
+                new ids are never proposed, as they have no token.
+
+        Returns:
+            The embeddings.
+
+        Raises:
+            ValueError: before anything changes, for a model that can't be resized, roles of ids that would be no more,
+                and a tokenizer of more tokens.
+        """
+        given = {"new_num_tokens": new_num_tokens, "pad_to_multiple_of": pad_to_multiple_of}
+        arguments: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        arguments |= {} if mean_resizing else {"mean_resizing": False}  # some families don't take it
+        if new_num_tokens is not None or pad_to_multiple_of is not None:
+            number = resized_number(self.vocab_size, new_num_tokens, pad_to_multiple_of)
+            roles = resized_roles(self.config, self.vocab_size, number, processing_class)
+            rehearse(self.mlm, number, arguments)
+            self.mlm.resize_token_embeddings(**arguments)
+            for field, value in roles.items():
+                setattr(self.config, field, value)
+            self.__dict__.pop("_runner", None)  # it counts on a number of logits
+        return self.get_input_embeddings()
 
     def _init_weights(self, module: nn.Module) -> None:
         self.mlm._init_weights(module)

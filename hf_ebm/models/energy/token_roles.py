@@ -30,7 +30,7 @@ def token_roles(
     Raises:
         ValueError: if the tokenizer has no mask token, or more tokens than the model has embeddings.
     """
-    tokenizer = _tokenizer_of(tokenizer)
+    tokenizer = tokenizer_of(tokenizer)
     mask_id = tokenizer.mask_token_id
     if mask_id is None:
         raise ValueError(
@@ -61,7 +61,8 @@ def token_roles(
     }
 
 
-def _tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    """The tokenizer itself, or that of a processor. Raises `ValueError` where there is none."""
     if isinstance(processing_class, PreTrainedTokenizerBase):
         return processing_class
     tokenizer = getattr(processing_class, "tokenizer", None)
