@@ -65,7 +65,7 @@ FAMILIES = {
     "mvp": _bart("Mvp"),
     "pegasus": _bart("Pegasus"),
     "pegasus_x": _bart("PegasusX", num_global_tokens=4, block_size=8),
-    "bigbird_pegasus": _bart("BigBirdPegasus", attention_type="original_full"),
+    "bigbird_pegasus": _bart("BigBirdPegasus", block_size=4),  # block-sparse for sources of more than 44 tokens
     "m2m_100": _bart("M2M100", decoder_layerdrop=0.0),
     "blenderbot": _bart("Blenderbot"),
     "blenderbot_small": _bart("BlenderbotSmall"),
@@ -108,15 +108,16 @@ def tiny_seq2seq(family: str, seed: int = 0):
     return model.eval()
 
 
-def seq2seq_batch(family: str, seed: int = 0):
-    """Three sources of 8, 5 and 7 tokens with labels of the same lengths, padded on the right."""
+def seq2seq_batch(family: str, seed: int = 0, source_lengths: tuple[int, int, int] = (8, 5, 7)):
+    """Three sources, with labels of 8, 5 and 7 tokens, padded on the right."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([8, 5, 7])
-    mask = (torch.arange(8) < lengths[:, None]).long()
-    source = torch.randint(4, 28, (3, 8), generator=generator)
+    longest = max(source_lengths)
+    source_mask = (torch.arange(longest) < torch.tensor(source_lengths)[:, None]).long()
+    mask = (torch.arange(8) < torch.tensor([8, 5, 7])[:, None]).long()
+    source = torch.randint(4, 28, (3, longest), generator=generator)
     labels = torch.randint(4, 28, (3, 8), generator=generator)
     return {
-        "input_ids": source.masked_fill(mask == 0, 0),
-        "attention_mask": mask,
+        "input_ids": source.masked_fill(source_mask == 0, 0),
+        "attention_mask": source_mask,
         "labels": labels.masked_fill(mask == 0, -100),
     }

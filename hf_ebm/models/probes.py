@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.vocabulary import num_embeddings
 
 
@@ -19,7 +19,7 @@ def is_causal(model: PreTrainedModel) -> bool:
     row, mask = _tokens(model), torch.ones_like(_tokens(model))
     other = row.clone()
     other[0, -1] = (other[0, -1] + 1) % num_embeddings(model)
-    with evaluation_mode(model):
+    with evaluation_mode(model), state_kept(model):
         first, second = (model(input_ids=ids, attention_mask=mask)[0][:, :-1] for ids in (row, other))
     # A bidirectional model before training differs by little, so no more is allowed than the order of a sum can make;
     # half precision would hide as much, but there two passes of one shape are equal.
@@ -35,7 +35,7 @@ def hidden_size_if_padding_is_ignored(encoder: PreTrainedModel, pad_id: int) -> 
     padded = torch.cat([row, torch.full_like(row, pad_id)], 1)
     mask = torch.ones_like(padded)
     mask[:, row.shape[1] :] = 0
-    with evaluation_mode(encoder):
+    with evaluation_mode(encoder), state_kept(encoder):
         alone = encoder(input_ids=row, attention_mask=torch.ones_like(row))[0]
         among = encoder(input_ids=padded, attention_mask=mask)[0]
     if alone.dim() != 3 or among.shape[:2] != padded.shape:
@@ -47,6 +47,18 @@ def close(first: Tensor, second: Tensor) -> bool:
     """Whether two outputs differ by rounding at most, by their data type."""
     error = torch.finfo(second.dtype).eps ** 0.6 * float(second.abs().max().clamp(min=1e-3))
     return first.shape == second.shape and float((first - second).abs().max()) <= error
+
+
+def check_not_block_sparse(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError` for attention by blocks, which no short trial shows.
+
+    Which blocks a token sees depends on how far its row is padded, and some stand behind it.
+    """
+    if getattr(model.config, "attention_type", None) == "block_sparse":
+        raise ValueError(
+            f"{name}: the block-sparse attention of {type(model).__name__} depends on padding and isn't causal; load "
+            "it with attention_type='original_full'"
+        )
 
 
 def share_parameters(first: nn.Module, second: nn.Module) -> bool:

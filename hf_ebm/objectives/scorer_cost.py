@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
@@ -59,7 +59,8 @@ class ScorerCost:
         with torch.no_grad(), evaluation_mode(self.model):
             for start in range(0, len(rows), self.batch_size):
                 batch = rows[start : start + self.batch_size]
-                costs[batch] = self._nats([predicted[row] for row in batch], [given[row] for row in batch])
+                with state_kept(self.model):
+                    costs[batch] = self._nats([predicted[row] for row in batch], [given[row] for row in batch])
         return costs
 
     def _check(self, predicted: list[list[int]], given: list[list[int]]) -> None:

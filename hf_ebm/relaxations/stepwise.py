@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
@@ -50,7 +50,7 @@ class StepwiseDecoder:
         self.model = model
         if model not in _SCALES_OF_MODELS:
             self.scale = 1.0
-            with evaluation_mode(model):
+            with evaluation_mode(model), state_kept(model):
                 self._calibrate()
             _SCALES_OF_MODELS[model] = self.scale
         self.scale = _SCALES_OF_MODELS[model]
@@ -101,13 +101,14 @@ class StepwiseDecoder:
         """
         self._check_mode()
         takes_cache = getattr(self.model, "_supports_default_dynamic_cache", lambda: False)
-        outputs = (self.model if model is None else model)(
-            **encoder_inputs,
-            decoder_inputs_embeds=embeddings[:, None],
-            cache=empty_cache() if takes_cache() else None,  # else it makes its own
-            use_cache=True,
-            return_dict=True,
-        )
+        with state_kept(self.model):
+            outputs = (self.model if model is None else model)(
+                **encoder_inputs,
+                decoder_inputs_embeds=embeddings[:, None],
+                cache=empty_cache() if takes_cache() else None,  # else it makes its own
+                use_cache=True,
+                return_dict=True,
+            )
         return self._taken(outputs, outputs.encoder_last_hidden_state, encoder_inputs.get("attention_mask"), 1)
 
     def step(self, embeddings: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:

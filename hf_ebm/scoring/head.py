@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 
 logger = logging.get_logger(__name__)
 
@@ -116,11 +116,13 @@ class PositionLogits:
         both = _Hooks(base, narrow)
         return both if narrow and self._holds("feed-forward", both, [one]) else head_alone
 
-    def _inputs(self, one: Pass) -> dict[str, Any]:
-        return {self.input_name: one.input_ids, "return_dict": True, **one.inputs}
+    def _run(self, one: Pass) -> Tensor:
+        """The model's logits, wherever hooks let it compute any."""
+        with state_kept(self.model):
+            return self.model(**{self.input_name: one.input_ids, "return_dict": True, **one.inputs}).logits
 
     def _full(self, one: Pass) -> Tensor:
-        return gather_positions(self.model(**self._inputs(one)).logits, one.positions)
+        return gather_positions(self._run(one), one.positions)
 
     def _hooked(self, cut: Sequence[tuple[Pass, _Hooks]], narrowed: _Narrowing = gather_positions) -> Tensor:
         """Logits (sum of N, P, V) of passes that are cut down, the head run once, in the last of them."""
@@ -136,7 +138,7 @@ class PositionLogits:
         for number, (one, hooks) in enumerate(cut, 1):
             handles = _attach(hooks, one, join if number == len(cut) else hold, narrowed)
             try:
-                logits = self.model(**self._inputs(one)).logits
+                logits = self._run(one)
             finally:
                 for handle in handles:
                     handle.remove()

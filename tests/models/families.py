@@ -22,7 +22,7 @@ _DISENTANGLED = dict(relative_attention=True, position_biased_input=False, pos_a
 # Settings on top of the common ones; a set under the key None replaces the common ones.
 _SETTINGS = {
     "albert": dict(embedding_size=16),
-    "big_bird": dict(attention_type="original_full"),
+    "big_bird": dict(block_size=4),  # full attention for rows of up to 44 tokens, block-sparse for longer ones
     "convbert": dict(embedding_size=32, conv_kernel_size=3, num_groups=1, head_ratio=2),
     "deberta": _DISENTANGLED,
     "deberta-v2": dict(**_DISENTANGLED, position_buckets=8),

@@ -1,5 +1,6 @@
 """Every family of Transformers' masked-LM mapping: energies, round trips and sampling, or a clear refusal."""
 
+import copy
 import json
 
 import pytest
@@ -9,7 +10,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.inputs import UNSUPPORTED_MODEL_TYPES
+from hf_ebm.models.position_limits import max_length
 from tests.models.families import tiny_family_model
+from tests.module_state import state_of
 
 FAMILIES = sorted(set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) - set(UNSUPPORTED_MODEL_TYPES))
 MASK = 4
@@ -47,19 +50,19 @@ WIDE = {"albert": {"feed-forward": False}, "ibert": {}, "squeezebert": {}, "perc
 
 
 @torch.no_grad()
-def plain_energy(model: EnergyModel, ids, context) -> float:
-    """One sequence, one masked position at a time, through the inner model's ordinary forward."""
-    total = 0.0
-    for position in range(len(ids)):
+def plain_energy(model: EnergyModel, ids, context, positions=None) -> float:
+    """One sequence, one masked position at a time, through the ordinary forward of a copy of the inner model."""
+    mlm, total = copy.deepcopy(model.mlm), 0.0
+    for position in range(len(ids)) if positions is None else positions:
         if int(ids[position]) in (0, 1, 2):
             continue
         masked = ids.clone()[None]
         masked[0, position] = MASK
         if context is None:
-            logits = model.mlm(input_ids=masked).logits
+            logits = mlm(input_ids=masked).logits
         else:
-            decoder_ids = model.mlm.prepare_decoder_input_ids_from_labels(masked)
-            logits = model.mlm(input_ids=context[None], decoder_input_ids=decoder_ids).logits
+            decoder_ids = mlm.prepare_decoder_input_ids_from_labels(masked)
+            logits = mlm(input_ids=context[None], decoder_input_ids=decoder_ids).logits
         scores = logits[0, position]
         if model.config.energy == "local":
             scores = scores.log_softmax(-1)
@@ -86,6 +89,37 @@ def test_energies_equal_one_position_at_a_time(model_type):
     verified = {key[0]: holds for key, holds in model._row_runner().position_logits._verified.items()}
     one_head = {} if context else {"one head": True}
     assert verified == {"head": True, **one_head, **WIDE.get(model_type, {"feed-forward": True})}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_value_depends_on_what_ran_before(model_type):
+    model = wrap(model_type)
+    long = torch.randint(6, 90, (1, min(60, max_length(model.mlm) or 60)))
+    short, context = long[:, :8], {name: value[1:2] for name, value in context_for(model).items()}
+    free = torch.zeros_like(long)
+    free[:, 3:6] = 1
+    source = context["encoder_input_ids"][0] if context else None
+    before = state_of(model.mlm)
+    with torch.no_grad():
+        energy = lambda model, ids: float(model(ids, None, free[:, : ids.shape[1]], **context).energy)  # noqa: E731
+        fresh = [energy(copy.deepcopy(model), ids) for ids in (long, short)]
+        found = [energy(model, ids) for ids in (long, short, long)]
+    assert found == [*fresh, fresh[0]]
+    assert fresh[0] == pytest.approx(plain_energy(model, long[0], source, [3, 4, 5]), abs=1e-4)
+    assert state_of(model.mlm) == before
+
+
+def test_chains_of_a_long_prompt_are_the_same_beside_a_short_one():
+    """BigBird's rows of 60 tokens are block-sparse, those of 8 aren't."""
+    ids = torch.randint(6, 90, (2, 60), generator=torch.Generator().manual_seed(5))
+    ids[:, 3:6] = MASK
+    mask = torch.ones_like(ids)
+    mask[0, 8:] = 0
+    settings = dict(num_chains=2, num_epochs=3, seed=0)
+    alone = wrap("big_bird").generate(ids[1:], chain_rows=[0, 0], chain_keys=[(1, 0), (1, 1)], **settings)
+    beside = wrap("big_bird").generate(ids, mask, **settings)
+    assert torch.equal(beside.sequences[2:], alone.sequences)
+    assert torch.equal(beside.energies[2:], alone.energies)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -324,6 +324,13 @@ def test_encoders_that_would_not_come_back_or_depend_on_padding_are_refused():
     )  # fmt: skip
     with pytest.raises(ValueError, match="depend on how far a row is padded"):
         ResidualEnergyModel(toy_lm(), tf.ConvBertModel(conv).double().eval())
+    sizes = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    sparse = tf.BigBirdConfig(**sizes, block_size=4)
+    with pytest.raises(ValueError, match=r"encoder: the block-sparse attention of BigBirdModel .*original_full"):
+        ResidualEnergyModel(lm, tf.BigBirdModel(sparse).double())
+    sparse.is_decoder = True
+    with pytest.raises(ValueError, match=r"lm: the block-sparse attention of BigBirdForCausalLM .*original_full"):
+        ResidualEnergyModel(tf.BigBirdForCausalLM(sparse).double(), toy_encoder())
     with pytest.raises(ValueError, match="must not share weights"):
         ResidualEnergyModel(lm, lm.transformer)
     with pytest.raises(ValueError, match="sees the tokens behind the one it predicts"):

@@ -1,11 +1,14 @@
 """The stepwise decoder against the models' own teacher-forced forward pass, logits and gradients."""
 
+import copy
+
 import pytest
 import torch
 import transformers as tf
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from tests.module_state import state_of
 from tests.seq2seq_families import _BART, FAMILIES, SINGLE_PRECISION, seq2seq_batch, tiny_seq2seq
 
 V = _BART["vocab_size"]
@@ -86,6 +89,23 @@ def test_dropout_differs_from_call_to_call_and_is_off_in_evaluation():
     assert not torch.equal(first, stepwise_logits(decoder, batch))
     model.eval()
     assert torch.equal(stepwise_logits(decoder, batch), stepwise_logits(decoder, batch))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_logits_depend_on_what_ran_before(family):
+    model = tiny_seq2seq(family)
+    fixed = family == "lstm fixed"  # whose targets are no longer than its sources
+    lengths = (62, 50, 60), (8, 5, 7) if fixed else (3, 2, 1)
+    batches = [seq2seq_batch(family, source_lengths=own) for own in lengths]
+    before = state_of(model)
+    with torch.no_grad():
+        long, short = (stepwise_logits(StepwiseDecoder(copy.deepcopy(model)), batch) for batch in batches)
+        scored, stock = batches[0]["labels"] != -100, copy.deepcopy(model)(**batches[0]).logits
+        torch.testing.assert_close(long[scored], stock[scored], atol=1e-5, rtol=1e-5)
+        decoder = StepwiseDecoder(model)
+        for batch, expected in zip([*batches, batches[0]], (long, short, long), strict=True):
+            assert torch.equal(stepwise_logits(decoder, batch), expected)
+    assert state_of(model) == before
 
 
 def test_calibration_leaves_the_mode_of_every_part():

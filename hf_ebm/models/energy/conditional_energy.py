@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.generation_settings import is_whole
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import (
     as_texts,
@@ -216,7 +216,8 @@ def length_log_probs(
 
 
 def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
-    logits = length_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    with state_kept(length_model):
+        logits = length_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     if logits.dim() != 2 or logits.shape[1] < 2:
         raise ValueError(
             f"length_model must be a sequence classifier of lengths, got {type(length_model).__name__}, whose logits "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
-from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config
+from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
@@ -94,7 +94,8 @@ def _sample(
         rows = prefixes.repeat_interleave(times, 0)
         shared = {} if cache is None else {"cache": repeated(cache, times)}
         mask = torch.ones_like(rows)
-        ids = decoded(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
+        with state_kept(lm):
+            ids = decoded(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
         drawn = ends_at(ids[:, prefixes.shape[1] :], proposal.end_ids)
         yield [drawn[row * times : (row + 1) * times] for row in range(len(prefixes))]
 
@@ -144,5 +145,6 @@ def _energies_behind(model: ResidualBase, shared: _EncodedPrefix, candidates: li
     ids, mask = pad_right([ids.to(device) for ids in candidates], model.encoder_pad_id)
     whole = torch.cat([mask.new_ones(len(mask), shared.length), mask], 1)
     cache = repeated(shared.cache, len(candidates))
-    hidden = model.encoder(input_ids=ids, attention_mask=whole, cache=cache, use_cache=True)[0]
+    with state_kept(model.encoder):
+        hidden = model.encoder(input_ids=ids, attention_mask=whole, cache=cache, use_cache=True)[0]
     return model.energy_of_mean((shared.sum + model.summed(hidden, mask)) / whole.sum(1, keepdim=True))

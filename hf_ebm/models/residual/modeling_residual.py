@@ -22,11 +22,12 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
+from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
-from hf_ebm.models.probes import hidden_size_if_padding_is_ignored, is_causal, share_parameters
+from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
@@ -248,7 +249,8 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             attention_mask: (B, T), 0 at padding.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
+        with state_kept(self.encoder):
+            hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
         return ResidualEnergyOutput(energy=self.energy_of_mean(self.summed(hidden, mask) / mask.sum(1, keepdim=True)))
 
     @staticmethod
@@ -392,6 +394,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
             f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
             f"{type(lm).__name__}"
         )
+    check_not_block_sparse("lm", lm)
     if not is_causal(lm):
         raise ValueError(f"lm must be causal; {type(lm).__name__} sees the tokens behind the one it predicts")
     if not isinstance(encoder, PreTrainedModel):
@@ -399,6 +402,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
     name, made = type(encoder).__name__, AutoModel._model_mapping.get(type(encoder.config), ())
     if type(encoder) not in (made if isinstance(made, tuple) else (made,)) or encoder.config.is_encoder_decoder:
         raise ValueError(f"encoder must be what AutoModel makes of an encoder, without a head or a decoder; got {name}")
+    check_not_block_sparse("encoder", encoder)
     if "attention_mask" not in inspect.signature(encoder.forward).parameters:
         raise ValueError(f"encoder: {name} takes no attention mask, so its energies would depend on padding")
     size = hidden_size_if_padding_is_ignored(encoder, _valid_id(encoder, "pad_token_id"))

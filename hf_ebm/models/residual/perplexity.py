@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
@@ -157,7 +157,8 @@ def lm_log_probs(
     with evaluation_mode(lm):
         for at in range(0, len(prefixes), rows_at_once):
             before, after = prefixes[at : at + rows_at_once], continuations[at : at + rows_at_once]
-            found = completion_token_log_probs(lm, before, after, pad_id).double().cpu()
+            with state_kept(lm):
+                found = completion_token_log_probs(lm, before, after, pad_id).double().cpu()
             for row, (values, prefix, ids) in enumerate(zip(found, before, after, strict=True), at):
                 table[row, : len(ids)] = values[len(prefix) - 1 :][: len(ids)]
     return table

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.probes import close, is_causal
 from hf_ebm.vocabulary import num_embeddings
 
@@ -16,7 +16,8 @@ from hf_ebm.vocabulary import num_embeddings
 def prefix_cache(model: PreTrainedModel, prefixes: Tensor) -> tuple[DynamicCache, Tensor]:
     """The cache after prefixes (B, P) without padding, and the model's first output for them."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    output = model(input_ids=prefixes, attention_mask=torch.ones_like(prefixes), cache=cache, use_cache=True)
+    with state_kept(model):
+        output = model(input_ids=prefixes, attention_mask=torch.ones_like(prefixes), cache=cache, use_cache=True)
     return cache, output[0]
 
 
@@ -43,7 +44,7 @@ def _caches(model: PreTrainedModel) -> bool:
     size = num_embeddings(model)
     row = torch.arange(1, 5, device=model.device)[None] % size
     rows, mask = row.repeat(2, 1), torch.ones_like(row.repeat(2, 1))
-    with evaluation_mode(model):
+    with evaluation_mode(model), state_kept(model):
         whole = model(input_ids=rows, attention_mask=mask)[0]
         try:
             cache, before = prefix_cache(model, row[:, :2])

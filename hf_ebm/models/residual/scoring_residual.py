@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.data.prompts import plain_ids, prompt_encoder
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import as_texts
 from hf_ebm.models.reranking import RerankMixin
@@ -105,5 +105,6 @@ def joint_terms(model: ResidualBase, prefixes: list[Tensor], continuations: list
     lm = lm_of(model)
     device = lm.device
     before, after = ([ids.to(device) for ids in rows] for rows in (prefixes, continuations))
-    terms = completion_token_log_probs(lm, before, after, model.config.lm_pad_token_id)
+    with state_kept(lm):
+        terms = completion_token_log_probs(lm, before, after, model.config.lm_pad_token_id)
     return energies, terms.double().sum(1).cpu()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
 from hf_ebm.models.residual.inputs_residual import lm_of
 
@@ -29,7 +29,7 @@ class StepwiseSettings(NamedTuple):
 @torch.no_grad()
 def next_token_log_probs(lm: PreTrainedModel, row: Tensor) -> Tensor:
     """Log probabilities (V,) of the language model's next token, float64."""
-    with evaluation_mode(lm):
+    with evaluation_mode(lm), state_kept(lm):
         logits = lm(input_ids=row[None], attention_mask=torch.ones_like(row[None]), use_cache=False).logits
     return logits[0, -1].double().log_softmax(-1)
 

@@ -1,0 +1,89 @@
+"""A model is what it was before its passes, whatever its own `forward` does to it."""
+
+import logging
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from hf_ebm.model_modes import state_kept
+
+
+class Restless(nn.Module):
+    """Counts, replaces a buffer, keeps something new, and at `deep` replaces a submodule of a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
+        self.register_buffer("table", torch.zeros(2))
+        self.passes = 0
+
+    def forward(self, deep=False):
+        self.passes += 1
+        self.table = torch.ones(3)
+        self.remembered = self.passes
+        if deep:
+            logging.getLogger(__name__).warning(f"changing at pass {self.passes}")
+            self.inner[0] = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_a_pass_changes_is_put_back(deep):
+    model = Restless().eval()
+    linear, table = model.inner[0], model.table
+    with state_kept(model):
+        model(deep)
+        assert model.passes == 1 and model.inner[0] is not linear if deep else model.inner[0] is linear
+    assert model.inner[0] is linear and model.table is table and model.passes == 0
+    assert not hasattr(model, "remembered") and list(model.inner._modules) == ["0", "1"]
+
+
+def test_what_a_model_counts_while_it_is_trained_stays_and_so_does_its_mode():
+    model = Restless().train()
+    linear = model.inner[0]
+    with state_kept(model):
+        model()
+    assert model.passes == 1 and len(model.table) == 3
+    with state_kept(model):
+        model(deep=True)
+    assert model.passes == 1 and model.inner[0] is linear
+    with state_kept(model):
+        model.eval()
+    assert not model.training and not model.inner[1].training
+
+
+def test_weights_written_in_place_and_errors_go_through():
+    model = Restless().eval()
+    with pytest.raises(RuntimeError, match="inside"), state_kept(model):
+        model.inner[0].weight.data.fill_(7)
+        model(deep=True)
+        raise RuntimeError("inside")
+    assert model.passes == 0 and bool((model.inner[0].weight == 7).all())
+
+
+def test_threads_take_turns():
+    model, inside, overlaps = Restless().eval(), [], []
+
+    def run():
+        for _ in range(50):
+            with state_kept(model):
+                inside.append(None)
+                overlaps.append(len(inside))
+                model(deep=True)
+                inside.pop()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(overlaps) == 1 and model.passes == 0
+
+
+def test_a_model_that_says_that_it_changes_says_so_once(caplog):
+    model = Restless().eval()
+    for _ in range(5):
+        with state_kept(model):
+            model(deep=True)
+    assert len(caplog.records) <= 2  # the first pass shows that there is something to be put back
