@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hf_ebm.checks import check_choice
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -87,9 +89,8 @@ class GenerationSettings(GenerationConfig):
         return {name: getattr(self, name) for name in self.defaults if getattr(self, name) is not None}
 
     def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value is not None and value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        if getattr(self, name) is not None:
+            check_choice(name, getattr(self, name), allowed)
 
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -8,12 +8,13 @@ the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
+from hf_ebm.checks import name_of, shown
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.energies import token_energy
 from hf_ebm.scoring.rows import MaskedRows, Reducer
@@ -30,7 +31,13 @@ class Warp:
         exclude_current: the proposal never proposes the token that is there; its probabilities are renormalised.
     """
 
-    def __init__(self, processors: LogitsProcessorList, support: Tensor, epsilon: float, exclude_current: bool):
+    def __init__(
+        self,
+        processors: Sequence[Callable[[Tensor, Tensor], Tensor]],
+        support: Tensor,
+        epsilon: float,
+        exclude_current: bool,
+    ):
         self.processors, self.support, self.epsilon = processors, support, epsilon
         self.exclude_current = exclude_current
 
@@ -38,9 +45,11 @@ class Warp:
         """`logits` (n, V), `ids` (n, L) with the block masked → log probabilities (n, V), -inf off the support."""
         logits = logits.masked_fill(~self.support, -torch.inf)
         plain = logits.log_softmax(-1)
-        if not len(self.processors):
+        if not self.processors:
             return plain
-        warped = self.processors(ids, logits)  # type: ignore[arg-type]  # they take any tensor of ids
+        warped = logits
+        for processor in self.processors:
+            warped = _checked_scores(processor, processor(ids, warped), logits)
         warped = warped.masked_fill(~self.support, -torch.inf).log_softmax(-1)
         if bool(warped.isnan().any()):
             raise ValueError("logits_processor: it left no token that may be proposed at some position")
@@ -78,6 +87,19 @@ class Warp:
     def log_back(self, log_probabilities: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """(n,) log probability of drawing `old` where `new` stands."""
         return _pick(_without(log_probabilities, new) if self.exclude_current else log_probabilities, old)
+
+
+def _checked_scores(processor: object, returned: object, logits: Tensor) -> Tensor:
+    if (
+        not isinstance(returned, Tensor)
+        or (returned.shape, returned.device, returned.layout) != (logits.shape, logits.device, logits.layout)
+        or not returned.is_floating_point()
+    ):
+        raise ValueError(
+            f"logits_processor: {name_of(processor)} returned {shown(returned)}, must return scores as floats of shape "
+            f"{tuple(logits.shape)} on {logits.device}"
+        )
+    return returned
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:

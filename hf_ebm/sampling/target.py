@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.checks import as_callable, check_methods, name_of, row_numbers, shown
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import EncoderContext, RowRunner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
-ExtraEnergy = tuple[float, Callable[[Tensor], Tensor]]
+EnergyFunction = Callable[[Tensor], Tensor]
+ExtraEnergy = tuple[float, EnergyFunction]
+
+
+def as_extra_energies(given: object) -> tuple[ExtraEnergy, ...]:
+    """Pairs of a weight and a callable, from several or one of such; a callable alone has weight 1, `None` is none.
+
+    Raises:
+        ValueError: for anything else, naming the entry, and for a weight that isn't finite.
+    """
+    if given is None:
+        return ()
+    if callable(given) or _is_one_pair(given):
+        given = [given]
+    if not isinstance(given, (tuple, list)):
+        raise ValueError(f"extra_energies must be a list of pairs (finite weight, callable), got {shown(given)}")
+    checked = []
+    for number, entry in enumerate(given):
+        weight, function = (1.0, entry) if callable(entry) else entry if _has_two(entry) else (None, None)
+        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+            raise ValueError(
+                f"extra_energies: entry {number} must be a pair (finite weight, callable), got {shown(entry)}"
+            )
+        checked.append((float(weight), as_callable(f"extra_energies: the second of entry {number}", function)))
+    return tuple(checked)
+
+
+def _is_one_pair(given: object) -> bool:
+    """Whether it is a weight and a callable and not two entries."""
+    return _has_two(given) and callable(given[1]) and not (callable(given[0]) or isinstance(given[0], (tuple, list)))
+
+
+def _has_two(given: object) -> TypeGuard[tuple | list]:
+    return isinstance(given, (tuple, list)) and len(given) == 2
 
 
 class ChainState(NamedTuple):
@@ -80,15 +115,25 @@ class Target:
         return result
 
     def extra_energy(self, ids: Tensor) -> Tensor:
-        """(N,) weighted sum of the extra energies, float64. Raises `ValueError` for NaN or minus infinity."""
+        """(N,) weighted sum of the extra energies, float64; those of weight 0 are left out.
+
+        Raises:
+            ValueError: naming the entry, for anything but a number for each row, NaN, minus infinity, and a finite
+                number that its weight makes infinite.
+        """
         total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
         for number, (weight, function) in enumerate(self.extra):
-            value = torch.as_tensor(function(ids.clone()), device=ids.device).double()
-            if tuple(value.shape) != (len(ids),):
-                raise ValueError(f"extra energy {number} returned shape {tuple(value.shape)}, expected ({len(ids)},)")
+            if not weight:
+                continue
+            place = f"extra_energies: entry {number} ({name_of(function)})"
+            value = row_numbers(place, function(ids.clone()), len(ids), ids.device)
             total = total + weight * value
-            if bool((total.isnan() | (total == -torch.inf)).any()):
-                raise ValueError(f"extra energy {number} returned NaN or minus infinity")
+            wrong = total.isnan() | (total == -torch.inf) | (total.isinf() & value.isfinite())
+            if bool(wrong.any()):
+                raise ValueError(
+                    f"{place} returned {float(value[wrong][0])}, which times its weight {weight} must be no NaN, no "
+                    "minus infinity, and infinite only if it is"
+                )
         return total
 
     def unknown_state(self, ids: Tensor) -> ChainState:
@@ -118,8 +163,9 @@ class TextEnergy:
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer: PreTrainedTokenizerBase):
-        self.function, self.tokenizer = function, tokenizer
+        check_methods("tokenizer", tokenizer, "batch_decode")
+        self.function, self.tokenizer = as_callable("function", function), tokenizer
 
     def __call__(self, ids: Tensor) -> Tensor:
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return torch.as_tensor(self.function(texts), dtype=torch.float64)
+        return row_numbers(f"TextEnergy: {name_of(self.function)}", self.function(texts), len(texts), ids.device)

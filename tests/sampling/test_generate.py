@@ -134,7 +134,7 @@ def test_hard_constraint_from_outside_is_entered_and_never_left():
 
 @pytest.mark.parametrize("bad", [lambda ids: ids.float(), lambda ids: torch.full((len(ids),), float("nan"))])
 def test_extra_energies_are_checked(bad):
-    with pytest.raises(ValueError, match="extra energy 0 returned"):
+    with pytest.raises(ValueError, match=r"extra_energies: entry 0 .* returned"):
         tiny_energy_model().generate(**BASE, extra_energies=[(1.0, bad)])
 
 

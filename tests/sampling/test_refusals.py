@@ -59,7 +59,10 @@ def test_contradictions_are_refused(extra, message):
         ({"input_ids": torch.tensor([1, 5, 2])}, "shape"),
         ({"input_ids": torch.tensor([[1.0, 5.0]])}, "token ids"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
-        ({"input_ids": torch.tensor([[1, 3, 2]]), "attention_mask": torch.ones(1, 4)}, "attention_mask has shape"),
+        (
+            {"input_ids": torch.tensor([[1, 3, 2]]), "attention_mask": torch.ones(1, 4)},
+            "attention_mask must be a tensor of the ids' shape",
+        ),
         ({"input_ids": torch.tensor([[1, 3, 2]]), "free_mask": torch.ones(2, 3)}, "free_mask has shape"),
         ({"input_ids": torch.tensor([[1, 5, 3, 2]]), "free_mask": torch.tensor([[0, 1, 0, 0]])}, "mask token at fixed"),
         ({"input_ids": torch.full((1, 40), 5)}, "40 tokens, the model has positions for 32"),
@@ -84,10 +87,10 @@ def test_sampling_without_token_roles_is_refused():
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ({"extra_energies": [torch.sum]}, "entry 0 must be a pair"),
+        ({"extra_energies": [3.0]}, "entry 0 must be a pair"),
         ({"extra_energies": [(float("nan"), torch.sum)]}, "entry 0 must be a pair"),
-        ({"input_ids": [[1, 3, 2]]}, "input_ids has type list"),
-        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "input_ids has shape"),
+        ({"input_ids": [[1, 3, 2]]}, r"input_ids must be .* got \[\[1, 3, 2\]\]; .*return_tensors"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "input_ids must hold at least one token"),
         ({"input_ids": torch.tensor([[1, 3, 2]]), "lengths": 3}, "lengths was given together with input_ids"),
         ({"lengths": {"a": 1}}, "lengths"),
         ({"lengths": {2.7: 1.0}}, "lengths"),

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from hf_ebm.checks import check_choice
 from hf_ebm.models.configs import CompositeConfig
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
@@ -47,5 +48,4 @@ class EnergyConfig(CompositeConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)

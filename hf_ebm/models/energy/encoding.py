@@ -5,13 +5,14 @@ Also rows of a source and a target, whose place a placeholder, one mask, holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from hf_ebm.checks import shown
 from hf_ebm.models.position_limits import max_length
 
 if TYPE_CHECKING:
@@ -59,15 +60,20 @@ def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
     """One string per row from a list, a generator, a column of a data set, an open file, or the path of a file.
 
     Raises:
-        ValueError: for a row that is no string, naming it.
+        ValueError: for a row that is no string, naming it; another kind of container; a file that can't be read.
     """
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, Path):
-        with open(texts, encoding="utf-8-sig", newline="\n") as file:
-            return as_texts(name, file)
-    if not isinstance(texts, Iterable):
-        raise ValueError(f"{name} must be strings (a list, a generator, a file, …), got {type(texts).__name__}")
+        try:
+            with open(texts, encoding="utf-8-sig", newline="\n") as file:
+                return as_texts(name, file)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f"{name}: cannot read {texts}: {error}") from error
+    # Of a mapping or a table these would be the keys, and a set has no order.
+    wrong = isinstance(texts, (bytes, bytearray, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
+    if wrong or not isinstance(texts, Iterable):
+        raise ValueError(f"{name} must be strings (a list, a generator, a file, …), got {shown(texts)}")
     from_file = hasattr(texts, "readline")
     rows = []
     for number, text in enumerate(texts):

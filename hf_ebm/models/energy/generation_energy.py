@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_ebm.checks import CONVERSION_ERRORS, as_callables, check_methods, name_of, row_truths, shown
 from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.energy_base import EnergyBase
@@ -32,7 +33,7 @@ from hf_ebm.sampling.proposals import Warp
 from hf_ebm.sampling.run import ChainRun
 from hf_ebm.sampling.sampler import ChainKey, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
-from hf_ebm.sampling.target import ExtraEnergy, Target
+from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
 from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import BadLogitsError
@@ -92,7 +93,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         token_type_ids: Tensor | None = None,
         encoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        extra_energies: Sequence[ExtraEnergy] = (),
+        extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
         chain_keys: Sequence[tuple[int, int]] | None = None,
         chain_rows: Sequence[int] | None = None,
         save_state_to: str | Path | None = None,
@@ -117,10 +118,11 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             stopping_criteria: called with the ids (C, T) after each epoch; the run ends once every chain has been done.
             streamer: gets the starting ids by `put`, then the ids after every step that changed some by `put_draft`
                 (by `put` if it has none), and `end`.
-            token_type_ids: accepted because tokenizers return it; only zeros.
+            token_type_ids: accepted because tokenizers return it, lists too; only zeros.
             encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
             extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy, and
-                divided by the temperature with it; infinity forbids. See also `hf_ebm.sampling.target.TextEnergy`.
+                divided by the temperature with it; infinity forbids. A pair, or a function alone, whose weight is 1,
+                needs no list. See also `hf_ebm.sampling.target.TextEnergy`.
             chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
                 the same whichever others run beside it, so chains can be divided over calls and processes.
             chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
@@ -140,13 +142,16 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             raise ValueError(
                 f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}"
             )
-        if token_type_ids is not None and bool(token_type_ids.any()):
-            raise ValueError("token_type_ids: only zeros (a single segment) are supported")
+        _check_single_segment(token_type_ids)
+        if streamer is not None:
+            check_methods("streamer", streamer, "put", "end")
+        further = as_callables("logits_processor", logits_processor)
+        criteria = as_callables("stopping_criteria", stopping_criteria)
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
             "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
         }  # fmt: skip
-        extra = _checked_extra_energies(extra_energies)
+        extra = as_extra_energies(extra_energies)
         with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
                 given = [
@@ -159,15 +164,14 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
             else:
                 job = self._begin(generation_config, overrides, inputs, (chain_keys, chain_rows), extra, token_budget)
-            processors = _proposal_processors(job.config, logits_processor)
+            processors = _proposal_processors(job.config, further)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
-            if job.config.kernel != "metropolis_hastings" and extra:
+            if job.config.kernel != "metropolis_hastings" and any(weight for weight, _ in extra):
                 raise ValueError(f"extra_energies have no effect with kernel {job.config.kernel!r}")
-            if job.config.kernel == "mask_predict" and (logits_processor or stopping_criteria):
+            if job.config.kernel == "mask_predict" and (further or criteria):
                 raise ValueError("logits_processor and stopping_criteria have no effect with kernel 'mask_predict'")
             if save_state_to is not None:
                 job.run.save(save_state_to)  # now, so that a folder that cannot be written costs no work
-            criteria = StoppingCriteriaList(_as_list(stopping_criteria))
             try:
                 run, confidence = _run_job(job, warp, criteria, streamer, save_state_to)
             except BadLogitsError as error:
@@ -259,41 +263,34 @@ def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     return config.block_fill == "sequential" or 1 in sizes or config.final_block_size == 1
 
 
-def _checked_extra_energies(extra_energies: Iterable[ExtraEnergy]) -> tuple[ExtraEnergy, ...]:
-    """Pairs of a finite weight and a callable; those of weight 0 are left out."""
-    checked = []
-    for number, pair in enumerate(extra_energies):
-        weight, function = pair if isinstance(pair, (tuple, list)) and len(pair) == 2 else (None, None)
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight) or not callable(function):
-            raise ValueError(f"extra_energies: entry {number} must be a pair (finite weight, callable), got {pair!r}")
-        if weight:
-            checked.append((float(weight), function))
-    return tuple(checked)
+def _check_single_segment(token_type_ids: object) -> None:
+    """Raises `ValueError` unless token types, in a tensor or nested lists, are all 0 or not given."""
+    if token_type_ids is None:
+        return
+    types = None
+    with contextlib.suppress(*CONVERSION_ERRORS):
+        types = torch.as_tensor(token_type_ids).to("cpu").to_dense()
+    if types is None or types.dim() != 2 or types.is_complex():
+        raise ValueError(f"token_type_ids must be of shape (batch, length), got {shown(token_type_ids)}")
+    if bool(types.any()):
+        raise ValueError("token_type_ids: only zeros (a single segment) are supported")
 
 
-def _as_list(one_or_more: object) -> list:
-    """A processor or criterion on its own, or several."""
-    if one_or_more is None:
-        return []
-    return list(one_or_more) if isinstance(one_or_more, (list, tuple)) else [one_or_more]
-
-
-def _proposal_processors(config: ResolvedChainConfig, further: object) -> LogitsProcessorList:
-    processors = LogitsProcessorList()
+def _proposal_processors(config: ResolvedChainConfig, further: list[Processor]) -> list[Processor]:
+    processors: list[Processor] = []
     if config.proposal_temperature != 1.0:
         processors.append(TemperatureLogitsWarper(float(config.proposal_temperature)))
     if config.proposal_top_k is not None:
         processors.append(TopKLogitsWarper(config.proposal_top_k))
     if config.proposal_top_p is not None and config.proposal_top_p < 1:
         processors.append(TopPLogitsWarper(config.proposal_top_p))
-    processors.extend(_as_list(further))
-    return processors
+    return [*processors, *further]
 
 
 def _run_job(
     job: _Job,
     warp: Warp,
-    criteria: StoppingCriteriaList,
+    criteria: list[Criterion],
     streamer: Streamer | None,
     save_state_to: str | Path | None,
 ) -> tuple[ChainRun, Tensor | None]:
@@ -335,7 +332,7 @@ def _with_start(job: _Job, warp: Warp) -> ChainRun:
 def _run_epochs(
     job: _Job,
     warp: Warp,
-    criteria: StoppingCriteriaList,
+    criteria: list[Criterion],
     streamer: Streamer | None,
     save_state_to: str | Path | None,
 ) -> ChainRun:
@@ -356,10 +353,12 @@ def _run_epochs(
                 run.save(save_state_to)
                 saved = time.monotonic()
                 interval = max(_SECONDS_BETWEEN_SAVES, 20 * (saved - began))  # at most 5% of the time
-            if len(criteria):
-                done |= criteria(run.state.ids.clone(), None).cpu()
-                if bool(done.all()):
-                    break
+            for criterion in criteria:
+                done |= row_truths(
+                    f"stopping_criteria: {name_of(criterion)}", criterion(run.state.ids.clone(), None), len(done)
+                )
+            if criteria and bool(done.all()):
+                break
     except BaseException:
         if save_state_to is not None:
             _save_or_warn(run, save_state_to)

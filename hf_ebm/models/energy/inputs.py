@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from hf_ebm.checks import as_ids, as_mask
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
 
@@ -68,9 +69,9 @@ def check_inputs(
     The scored positions are the attended ones that `free_mask` allows (all of them without it), less those that hold a
     special token.
     """
-    ids = _as_ids("input_ids", input_ids)
-    mask = _as_mask("attention_mask", attention_mask, ids)
-    free = _as_mask("free_mask", free_mask, ids)
+    ids = as_ids("input_ids", input_ids)
+    mask = as_mask("attention_mask", attention_mask, ids)
+    free = as_mask("free_mask", free_mask, ids)
     _check_range("input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
     limit = max_length(model.mlm)
@@ -120,24 +121,6 @@ def _or_minus_one(token_id: int | None) -> int:
     return -1 if token_id is None else token_id
 
 
-def _as_ids(name: str, ids: Tensor) -> Tensor:
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        shape = f"{tuple(ids.shape)} {ids.dtype}" if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"{name} must be a tensor of token ids of shape (batch, length), got {shape}")
-    if ids.numel() == 0:
-        raise ValueError(f"{name} must hold at least one token, got shape {tuple(ids.shape)}")
-    return ids.long()
-
-
-def _as_mask(name: str, mask: Tensor | None, ids: Tensor) -> Tensor:
-    if mask is None:
-        return torch.ones_like(ids, dtype=torch.bool)
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != tuple(ids.shape):
-        found = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
-        raise ValueError(f"{name} has {found}, input_ids has {tuple(ids.shape)}; they must be equal")
-    return mask.to(ids.device).bool()
-
-
 def _check_range(name: str, ids: Tensor, mask: Tensor, vocab_size: int) -> None:
     bad = ((ids < 0) | (ids >= vocab_size)) & mask
     if bool(bad.any()):
@@ -161,10 +144,10 @@ def encode_context(
             f"encoder_input_ids: {type(model.mlm).__name__} is an encoder-decoder, its energy is conditional on an "
             "encoder input; none was given"
         )
-    ids = _as_ids("encoder_input_ids", ids)
+    ids = as_ids("encoder_input_ids", ids)
     if len(ids) != batch:
         raise ValueError(f"encoder_input_ids has {len(ids)} rows, input_ids has {batch}; they must be equal")
-    mask = _as_mask("encoder_attention_mask", attention_mask, ids)
+    mask = as_mask("encoder_attention_mask", attention_mask, ids)
     _check_range("encoder_input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
     ids, lengths = ids.to(model.input_device), stop - start

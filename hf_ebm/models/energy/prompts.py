@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ebm.checks import as_ids, shown
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
 from hf_ebm.models.position_limits import max_length
@@ -83,6 +84,8 @@ def build_chains(
         chain_rows: the row of the inputs that each of `chain_keys` starts from; by default its prompt.
     """
     input_ids = inputs["input_ids"]
+    if input_ids is not None:
+        as_ids("input_ids", input_ids)
     if chain_rows is not None:
         _check_chain_rows(chain_rows, chain_keys, input_ids)
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
@@ -205,8 +208,11 @@ def _unconditional(
         ids[row, : len(text)] = torch.tensor(text)
         attention_mask[row, : len(text)] = 1
     for name in ("encoder_input_ids", "encoder_attention_mask"):
-        if inputs[name] is not None and len(inputs[name]) != 1:
-            raise ValueError(f"{name}: with lengths and no input_ids it must have one row, shared by all chains")
+        value = inputs[name]
+        if value is not None and (not isinstance(value, Tensor) or value.dim() != 2 or len(value) != 1):
+            raise ValueError(
+                f"{name}: with lengths and no input_ids it must have one row, shared by all chains, got {shown(value)}"
+            )
     return ids, attention_mask
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
+from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
@@ -89,6 +90,9 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                 or holds a mask token. An empty text has energy 0.
         """
         variant = self._checked_variant(variant, stride)
+        check_tokenizer("tokenizer", tokenizer)
+        if not isinstance(separator, str):
+            raise ValueError(f"separator must be a text, got {shown(separator)}")
         rows = as_texts("texts", texts)
         contexts: dict[str, list[str]] = {}
         for name, given in (("prefixes", prefixes), ("suffixes", suffixes), ("encoder_texts", encoder_texts)):
@@ -128,10 +132,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
         """
         variant = self._checked_variant(variant, stride)
-        if variant == "within_word_l2r" and (words is None or tuple(words.shape) != tuple(input_ids.shape)):
-            raise ValueError(
-                "words: variant 'within_word_l2r' needs the word number of every position, of input_ids' shape"
-            )
+        if words is not None or variant == "within_word_l2r":
+            words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
         with evaluation_mode(self):  # an encoder-decoder's context is encoded by the check
             sequences, scored = check_energy_inputs(
                 self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
@@ -142,8 +144,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
 
     def _checked_variant(self, variant: str | None, stride: int) -> str:
         variant = self.config.scoring_variant if variant is None else variant
-        if variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {', '.join(map(repr, VARIANTS))}, got {variant!r}")
+        check_choice("variant", variant, VARIANTS)
         if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
             raise ValueError(f"stride must be a whole number from 1 up, got {stride!r}")
         return variant

@@ -1,0 +1,145 @@
+"""Checks of arguments by their kind: callables, tokenizers, tensors of ids and masks, and what callables return.
+
+Every error is a `ValueError` that names the argument, what was given and what is allowed. Numbers and paths are made
+plain elsewhere, in `plain_values`.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Collection
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+CONVERSION_ERRORS = (TypeError, ValueError, RuntimeError, OverflowError)  # what `torch.as_tensor` raises
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: object) -> str:
+    """What was given, for an error: its kind where it is a tensor or an array, else a short form of it."""
+    if isinstance(value, Tensor):
+        kinds = ("" if value.layout == torch.strided else "sparse ") + ("" if value.device.type != "meta" else "meta ")
+        return f"a {kinds}tensor of shape {_shape(value)} and {value.dtype}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and {value.dtype}"
+    return _short.repr(value).replace("\n", " ")
+
+
+def name_of(function: object) -> str:
+    """How an error calls a callable."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raises `ValueError` unless `value` is one of these texts."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+
+
+def as_callables(name: str, given: object) -> list[Callable[..., Any]]:
+    """A callable on its own, or a list or tuple of several, or none (`None`), as a list. Classes are no callables."""
+    if given is None:
+        return []
+    if not isinstance(given, (list, tuple)):
+        return [as_callable(name, given)]
+    return [as_callable(f"{name}: entry {number}", one) for number, one in enumerate(given)]
+
+
+def as_callable(name: str, given: object) -> Callable[..., Any]:
+    """`given` itself. Raises `ValueError` for what can't be called, and for a class, which makes objects."""
+    if not callable(given) or isinstance(given, type):
+        raise ValueError(f"{name} must be callable, got {shown(given)}{' itself' if isinstance(given, type) else ''}")
+    return given
+
+
+def check_methods(name: str, value: object, *methods: str) -> None:
+    """Raises `ValueError` unless `value` is an object with these methods."""
+    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+        raise ValueError(f"{name} must be an object with the methods {' and '.join(methods)}, got {shown(value)}")
+
+
+def check_tokenizer(name: str, tokenizer: object) -> None:
+    """Raises `ValueError` unless `tokenizer` is a tokenizer of Transformers."""
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        held = isinstance(getattr(tokenizer, "tokenizer", None), PreTrainedTokenizerBase)
+        advice = "; pass its .tokenizer" if held else ""
+        raise ValueError(f"{name} must be a tokenizer of Transformers, got {shown(tokenizer)}{advice}")
+
+
+def as_ids(name: str, ids: object) -> Tensor:
+    """Token ids (B, T) as int64. Raises `ValueError` for anything but a dense tensor of one id or more."""
+    if not _is_dense(ids) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+        advice = "" if isinstance(ids, Tensor) else '; a tokenizer gives tensors with return_tensors="pt"'
+        raise ValueError(f"{name} must be a tensor of token ids of shape (batch, length), got {shown(ids)}{advice}")
+    if ids.numel() == 0:
+        raise ValueError(f"{name} must hold at least one token, got {shown(ids)}")
+    return ids.long()
+
+
+def as_mask(name: str, mask: object, ids: Tensor) -> Tensor:
+    """A mask of the shape of `ids` as bool on their device; all true for `None`.
+
+    Raises:
+        ValueError: for anything but a dense tensor of truth values, or of numbers that are all 0 or 1: the additive
+            masks of attention (0 and minus infinity) say the opposite.
+    """
+    if mask is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    if not _is_dense(mask) or mask.is_complex() or tuple(mask.shape) != tuple(ids.shape):
+        raise ValueError(f"{name} must be a tensor of the ids' shape {_shape(ids)}, got {shown(mask)}")
+    found = mask.to(ids.device).double()  # float8 has no comparisons
+    wrong = (found != 0) & (found != 1)
+    if bool(wrong.any()):
+        raise ValueError(f"{name} must hold 0 and 1 (or truth values) alone, got {float(found[wrong][0])}")
+    return found.bool()
+
+
+def as_numbers_of(name: str, numbers: object, ids: Tensor) -> Tensor:
+    """Whole numbers of the shape of `ids`, on their device. Raises `ValueError` for anything else."""
+    whole = _is_dense(numbers) and not (numbers.is_floating_point() or numbers.is_complex())
+    if not isinstance(numbers, Tensor) or not whole or numbers.shape != ids.shape:
+        raise ValueError(
+            f"{name} must be a tensor of whole numbers of the ids' shape {_shape(ids)}, got {shown(numbers)}"
+        )
+    return numbers.to(ids.device)
+
+
+def row_numbers(place: str, returned: object, rows: int, device: torch.device) -> Tensor:
+    """What a callable returned as (rows,) float64; `place` is what the error names."""
+    try:
+        found = returned if isinstance(returned, Tensor) else torch.as_tensor(returned, dtype=torch.float64)
+        fits = tuple(found.shape) == (rows,) and not found.is_complex()
+        found = found.to_dense().to(device, torch.float64)
+    except CONVERSION_ERRORS:
+        fits = False
+    if not fits:
+        raise ValueError(f"{place} returned {shown(returned)}, must return a number for each row, of shape ({rows},)")
+    return found
+
+
+def row_truths(place: str, returned: object, rows: int) -> Tensor:
+    """What a callable returned as (rows,) bool on the CPU, from a truth value for each row or one for all."""
+    try:
+        found = torch.as_tensor(returned).cpu()
+        fits = found.dtype == torch.bool and tuple(found.shape) in ((), (rows,))
+        found = found.to_dense().expand(rows) if fits else found
+    except CONVERSION_ERRORS:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{place} returned {shown(returned)}, must return a truth value for each row, of shape ({rows},)"
+        )
+    return found
+
+
+def _is_dense(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "(nested)" if tensor.is_nested else str(tuple(tensor.shape))
