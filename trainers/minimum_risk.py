@@ -55,7 +55,7 @@ class MinimumRiskTrainer(SampledRiskTrainer):
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         args = self.args
-        drawn = self.sample(pairs, args.num_candidates, args.sampling_temperature)
+        drawn, _ = self.sample(pairs, args.num_candidates, args.sampling_temperature)
         targets = [[target] if args.include_target else [] for target in pairs.targets]
         candidates = [distinct([*gold, *found]) for gold, found in zip(targets, drawn, strict=True)]
         log_probs, cross_entropy = self.score(model, pairs, candidates)

@@ -104,10 +104,10 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         return super().train(*args, **kwargs)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
-        samples = self.sample(pairs, self.args.num_candidates)
+        samples, ruled_out = self.sample(pairs, self.args.num_candidates)
         costs = self.candidate_costs(pairs, samples)
         baseline = self._baseline(pairs, costs)
-        log_probs, cross_entropy = self.score(model, pairs, samples)
+        log_probs, cross_entropy = self.score(model, pairs, samples, ruled_out)
         loss = policy_gradient_loss(log_probs, costs, baseline).sum()
         rows = torch.tensor(len(pairs), device=costs.device)
         advantages = costs - baseline

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
-from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
+
+# What the decoder's configuration says of samples too: where they end, and what it forces or forbids.
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+_OF_SAMPLES = (
+    "eos_token_id", "max_new_tokens", *_FORCED, "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+)  # fmt: skip
 
 
 @dataclass
@@ -39,44 +45,78 @@ class SampledRiskConfig(TaskLossConfig):
 
 
 class SampledRiskTrainer(TaskLossTrainer):
-    """Base of the trainers on sampled sequences: the loss is a mean over rows, whatever the accumulation."""
+    """Base of the trainers on sampled sequences: the loss is a mean over rows, whatever the accumulation.
+
+    Raises:
+        ValueError: for several ids as the forced first or last token: which of them it is would be drawn, not by the
+            model.
+    """
 
     config_class: ClassVar[type[SampledRiskConfig]] = SampledRiskConfig
     args: SampledRiskConfig
 
+    def __init__(
+        self, model: PreTrainedModel | nn.Module | None = None, args: SampledRiskConfig | None = None, **kwargs: Any
+    ):
+        super().__init__(model=model, args=args, **kwargs)
+        for name in _FORCED:
+            ids = getattr(self.decoding_config, name)
+            if ids is not None and torch.tensor(ids).numel() != 1:
+                raise ValueError(f"{name} must be one token for a model to be sampled from, got {ids}")
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        rows = torch.tensor(sum(len(batch.get("labels", ())) for batch in batch_samples), device=device)
+        rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batch_samples), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows
 
-    def sample(self, pairs: SequencePairs, count: int, temperature: float = 1.0) -> list[list[torch.Tensor]]:
-        """`count` sequences for each row from the model's distribution, at a temperature.
+    def sample(
+        self, pairs: SequencePairs, count: int, temperature: float = 1.0
+    ) -> tuple[list[list[torch.Tensor]], torch.Tensor | None]:
+        """`count` sequences for each row from the model's distribution, at a temperature, and what was ruled out.
 
-        Nothing is cut off or penalized, whatever the decoder's configuration says; a forced first token, which is a
-        language or a start, stays forced.
+        Nothing is cut off or penalized, whatever the decoder's configuration says: temperature, top-k and the like,
+        beams, repetition, least lengths and biases are left out. What it forces (a first token, which is a language or
+        a start; the last where a sequence reaches the greatest length) or forbids (bad words, suppressed tokens) stays,
+        and so do the rules of a model of its own.
+
+        Returns:
+            The samples, and for each of their tokens those that couldn't have stood in its place, as `token_log_probs`
+            takes it: with these `score` gives log probabilities under the distribution that was drawn from (for a
+            temperature of 1).
         """
         decoder = self.decoder(pairs)
-        kept = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "forced_bos_token_id", "max_new_tokens")
         config = GenerationConfig(
             do_sample=True, temperature=temperature, top_k=0, pad_token_id=self.pad_id, use_cache=True,
-            **{name: getattr(decoder, name) for name in kept},
+            **{name: getattr(decoder, name) for name in _OF_SAMPLES},
         )  # fmt: skip
         seed = self.next_batch_seed(self.accelerator.process_index)
-        return self.decode(pairs, config, seed, count)
+        ruled_out = RuledOutTokens()
+        samples = self.decode(pairs, config, seed, count, ruled_out)
+        return samples, ruled_out.of(samples)
 
     def score(
-        self, model: nn.Module, pairs: SequencePairs, candidates: list[list[torch.Tensor]]
+        self,
+        model: nn.Module,
+        pairs: SequencePairs,
+        candidates: list[list[torch.Tensor]],
+        ruled_out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log probabilities of candidates, (B, S) with 0 where a row has fewer, and the cross entropy of each row.
 
         All in one forward pass, as data parallelism wants it. The cross entropy, a mean over tokens (B,), is None where
         it has no weight.
+
+        Args:
+            ruled_out: as for `token_log_probs`, for the tokens of all candidates.
         """
         rows = [row for row, found in enumerate(candidates) for _ in found]
         flat = [ids for found in candidates for ids in found]
         everyone = list(range(len(pairs))) if self.args.cross_entropy_weight else []
-        scores = pairs.log_probs(model, rows + everyone, flat + [pairs.targets[row] for row in everyone])
+        gold = [pairs.targets[row] for row in everyone]
+        if ruled_out is not None:
+            ruled_out = torch.cat([ruled_out, ruled_out.new_zeros(sum(map(len, gold)), ruled_out.shape[1])])
+        scores = pairs.log_probs(model, rows + everyone, flat + gold, ruled_out)
         log_probs = by_row(scores[: len(flat)], candidates)
         if not everyone:
             return log_probs, None

@@ -8,7 +8,7 @@ from collections.abc import Sequence, Sized
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config
 from hf_ebm.objectives.completions import (
@@ -34,6 +34,27 @@ def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
     return math.ceil(ratio * max(map(len, targets)))
 
 
+class RuledOutTokens(LogitsProcessor):
+    """Changes nothing, but notes which tokens have probability 0 at each step of `generate`."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor | None] = []  # (N, V) bool, N rows with all their samples; None for nothing
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        found = scores.softmax(-1) == 0
+        self.steps.append(found if bool(found.any()) else None)
+        return scores
+
+    def of(self, samples: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
+        """What was ruled out at each token of the samples, as `token_log_probs` takes it; None for nothing."""
+        some = next((step for step in self.steps if step is not None), None)
+        if some is None:
+            return None
+        lengths = torch.tensor([len(ids) for found in samples for ids in found], device=some.device)
+        steps = torch.stack([torch.zeros_like(some) if step is None else step for step in self.steps], 1)
+        return steps[torch.arange(steps.shape[1], device=lengths.device) < lengths[:, None]]
+
+
 class SequencePairs:
     """A batch as pairs of a prompt and a target; `of` gives the kind that fits the model.
 
@@ -57,19 +78,36 @@ class SequencePairs:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-        """log p(sequence | prompt of its row), in nats, (N,): one forward pass with its gradient."""
+    def log_probs(
+        self,
+        model: nn.Module,
+        rows: Sequence[int],
+        sequences: Sequence[torch.Tensor],
+        ruled_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """log p(sequence | prompt of its row), in nats, (N,): one forward pass with its gradient.
+
+        Args:
+            ruled_out: as for `token_log_probs`, for the tokens of all sequences.
+        """
         raise NotImplementedError
 
-    def decode(self, model: nn.Module, config: GenerationConfig, num_samples: int = 1) -> list[list[torch.Tensor]]:
+    def decode(
+        self,
+        model: nn.Module,
+        config: GenerationConfig,
+        num_samples: int = 1,
+        processor: LogitsProcessor | None = None,
+    ) -> list[list[torch.Tensor]]:
         """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token."""
         config = copy.deepcopy(config)
         config.num_return_sequences = num_samples
+        processors = LogitsProcessorList([] if processor is None else [processor])
         with torch.no_grad(), evaluation_mode(model), own_generation_config(model, config):
-            found = ends_at(self._generate(model, config), self.end_ids)
+            found = ends_at(self._generate(model, config, processors), self.end_ids)
         return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
 
-    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
+    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
         raise NotImplementedError
 
 
@@ -92,18 +130,25 @@ class EncoderDecoderPairs(SequencePairs):
         else:
             self.starts = labels.new_full((len(labels),), model.config.decoder_start_token_id)
 
-    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+    def log_probs(
+        self,
+        model: nn.Module,
+        rows: Sequence[int],
+        sequences: Sequence[torch.Tensor],
+        ruled_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         index = torch.tensor(list(rows), device=self.starts.device)
         labels, _ = pad_right(sequences, IGNORED)
         shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
         expanded = {name: value[index] for name, value in self.inputs.items() if torch.is_tensor(value)}
         decoder_input_ids = shifted.masked_fill(shifted == IGNORED, self.pad_id)
         outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
-        return sequence_log_probs(outputs.logits, labels)
+        return sequence_log_probs(outputs.logits, labels, ruled_out)
 
-    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
-        starts = self.starts[:, None]
-        return decoded(model, **self.inputs, decoder_input_ids=starts, generation_config=config)[:, 1:]
+    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
+        # Given as ids to go on from, other starts than the model's own would get that one in front of them.
+        config.decoder_start_token_id = self.starts.tolist()
+        return decoded(model, **self.inputs, generation_config=config, logits_processor=processors)[:, 1:]
 
 
 class CausalPairs(SequencePairs):
@@ -115,9 +160,16 @@ class CausalPairs(SequencePairs):
             inputs["input_ids"], inputs["labels"], inputs.get("attention_mask")
         )
 
-    def log_probs(self, model: nn.Module, rows: Sequence[int], sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-        return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id)
+    def log_probs(
+        self,
+        model: nn.Module,
+        rows: Sequence[int],
+        sequences: Sequence[torch.Tensor],
+        ruled_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id, ruled_out)
 
-    def _generate(self, model: nn.Module, config: GenerationConfig) -> torch.Tensor:
+    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
         ids, mask = pad_left(self.prompts, self.pad_id)
-        return decoded(model, input_ids=ids, attention_mask=mask, generation_config=config)[:, ids.shape[1] :]
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, ids.shape[1] :]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import align_special_tokens
 
 from hf_ebm.objectives.completions import pad_right
@@ -145,14 +145,19 @@ class TaskLossTrainer(SearchAwareTrainer):
         return config
 
     def decode(
-        self, pairs: SequencePairs, config: GenerationConfig, seed: int | None = None, num_samples: int = 1
+        self,
+        pairs: SequencePairs,
+        config: GenerationConfig,
+        seed: int | None = None,
+        num_samples: int = 1,
+        processor: LogitsProcessor | None = None,
     ) -> list[list[torch.Tensor]]:
         """Decodes a batch with its own random numbers, as precisely as it is scored.
 
         Autocast is said here as PEFT's `generate` goes past the forward in which accelerate puts it.
         """
         with seeded(self.args.seed if seed is None else seed, pairs.targets[0].device), self.accelerator.autocast():
-            return pairs.decode(self.module, config, num_samples)
+            return pairs.decode(self.module, config, num_samples, processor)
 
     def _max_new_tokens(self, pairs: SequencePairs) -> int:
         length = decoding_length(pairs.targets, self.args.max_length_ratio)

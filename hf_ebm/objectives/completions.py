@@ -72,31 +72,49 @@ def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
     return [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
 
 
-def token_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Log probability of each label in nats: logits (N, T, V), labels (N, T) -> (N, T), 0 where a label is -100."""
+def token_log_probs(logits: torch.Tensor, labels: torch.Tensor, ruled_out: torch.Tensor | None = None) -> torch.Tensor:
+    """Log probability of each label in nats: logits (N, T, V), labels (N, T) -> (N, T), 0 where a label is -100.
+
+    Args:
+        ruled_out: (n, V) bool, for each of the n labels that aren't -100, row after row, the tokens that could not have
+            stood in its place: the probability is that of the label among the others.
+    """
     kept = labels != IGNORED
     # Only logits that are read are made float32: prompts can be far longer than what follows them.
-    nats = torch.nn.functional.cross_entropy(at_least_float32(logits[kept]), labels[kept], reduction="none")
+    scores = at_least_float32(logits[kept])
+    if ruled_out is not None:
+        scores = scores.masked_fill(ruled_out, -torch.inf)
+    nats = torch.nn.functional.cross_entropy(scores, labels[kept], reduction="none")
     return -nats.new_zeros(labels.shape).masked_scatter(kept, nats)
 
 
-def sequence_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Log probability of each row's labels in nats: logits (N, T, V), labels (N, T) with -100 elsewhere -> (N,)."""
-    return token_log_probs(logits, labels).sum(1)
+def sequence_log_probs(
+    logits: torch.Tensor, labels: torch.Tensor, ruled_out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log probability of each row's labels in nats, (N,); arguments as for `token_log_probs`."""
+    return token_log_probs(logits, labels, ruled_out).sum(1)
 
 
 def completion_log_probs(
-    model: Callable, prompts: Sequence[torch.Tensor], sequences: Sequence[torch.Tensor], pad_id: int
+    model: Callable,
+    prompts: Sequence[torch.Tensor],
+    sequences: Sequence[torch.Tensor],
+    pad_id: int,
+    ruled_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """log p(sequence | prompt) of a causal model in nats, (N,): one forward pass, with its gradient.
 
     Args: as for `completion_token_log_probs`.
     """
-    return completion_token_log_probs(model, prompts, sequences, pad_id).sum(1)
+    return completion_token_log_probs(model, prompts, sequences, pad_id, ruled_out).sum(1)
 
 
 def completion_token_log_probs(
-    model: Callable, prompts: Sequence[torch.Tensor], sequences: Sequence[torch.Tensor], pad_id: int
+    model: Callable,
+    prompts: Sequence[torch.Tensor],
+    sequences: Sequence[torch.Tensor],
+    pad_id: int,
+    ruled_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Log probability of each token behind a prompt, in nats: (N, T), 0 outside a row's sequence.
 
@@ -106,8 +124,10 @@ def completion_token_log_probs(
     Args:
         model: takes `input_ids`, `attention_mask` and `use_cache`, and returns an output with `logits` (N, T, V).
         prompts, sequences: N tensors of ids each, the prompts of one token or more.
+        ruled_out: as for `token_log_probs`, for the tokens of all sequences.
     """
     rows = list(zip(prompts, sequences, strict=True))
     ids, mask = pad_right([torch.cat(row) for row in rows], pad_id)
     labels, _ = pad_right([torch.cat([torch.full_like(prompt, IGNORED), after]) for prompt, after in rows], IGNORED)
-    return token_log_probs(model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1], labels[:, 1:])
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    return token_log_probs(logits[:, :-1], labels[:, 1:], ruled_out)

@@ -32,8 +32,8 @@ def minimum_risk(
 def policy_gradient_loss(log_probs: torch.Tensor, costs: torch.Tensor, baseline: torch.Tensor) -> torch.Tensor:
     """A loss whose gradient is the policy-gradient estimate `mean_s (c(y_s) - b) ∇ log p(y_s)` of each row, (B,).
 
-    Welleck and Cho 2020, equations 5 and 8. Unbiased if the samples come from the model itself (no temperature, no
-    truncation) and the baseline doesn't depend on them.
+    Welleck and Cho 2020, equations 5 and 8. Unbiased if the log probabilities are those of the distribution that was
+    drawn from (a forced token has none) and the baseline doesn't depend on the samples.
 
     Args:
         log_probs: of samples, (B, S), with their gradient.

@@ -37,7 +37,7 @@ def trainer_of(kind: str, folder: Path, processes: int):
 
     def fixed(pairs, count, temperature=1.0):
         """Candidates that depend on the row alone, where processes would draw their own."""
-        return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets]
+        return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets], None
 
     trainer.sample = fixed
     return trainer

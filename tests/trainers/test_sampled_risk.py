@@ -42,8 +42,9 @@ def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right,
     sample = trainer.sample
 
     def remembered(*arguments, **options):
-        trainer.drawn.append(sample(*arguments, **options))
-        return trainer.drawn[-1]
+        drawn, ruled_out = sample(*arguments, **options)
+        trainer.drawn.append(drawn)
+        return drawn, ruled_out
 
     trainer.sample = remembered
     return trainer
@@ -252,7 +253,7 @@ def test_what_the_models_own_decoding_says_does_not_touch_samples(own, tmp_path)
 def test_sampled_duplicates_count_once_in_a_step(tmp_path):
     trainer = trainer_of("minimum risk", tmp_path, include_target=False, num_candidates=4)
     twice = [torch.tensor([5, END]), torch.tensor([6, END])]
-    trainer.sample = lambda pairs, count, temperature: [[*twice, *twice] for _ in range(len(pairs))]
+    trainer.sample = lambda pairs, count, temperature: ([[*twice, *twice] for _ in range(len(pairs))], None)
     trainer.train()
     assert trainer.state.log_history[0]["num_distinct"] == 2
 

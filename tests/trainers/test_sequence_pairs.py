@@ -93,3 +93,20 @@ def test_decoded_sequences_have_no_start_token_and_keep_their_end(family):
     scores = logs.gather(2, whole.sequences[:, 1:, None])[..., 0]
     for row, (ids, value) in enumerate(zip(flat, pairs.log_probs(model, rows, flat), strict=True)):
         torch.testing.assert_close(value.double(), scores[row, : len(ids)].sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_starts_from_each_rows_own_language():
+    """mBART's labels end with it; the configuration's start token would be put in front of it."""
+    model, batch = tiny_seq2seq("mbart"), seq2seq_batch("mbart")
+    pairs = SequencePairs.of(model, batch, model.config.pad_token_id, [2])
+    languages = [int(row[row != -100][-1]) for row in batch["labels"]]
+    assert model.config.decoder_start_token_id not in languages
+    config = GenerationConfig(max_new_tokens=6, eos_token_id=2, pad_token_id=1, decoder_start_token_id=2)
+    found = pairs.decode(model, config)
+    for row, language in enumerate(languages):
+        ids = torch.tensor([[language]])
+        inputs = {name: batch[name][row : row + 1] for name in ("input_ids", "attention_mask")}
+        while ids.shape[1] < 7 and int(ids[0, -1]) != 2:
+            chosen = model(**inputs, decoder_input_ids=ids).logits[0, -1].argmax()
+            ids = torch.cat([ids, chosen.view(1, 1)], 1)
+        assert found[row][0].tolist() == ids[0, 1:].tolist()
