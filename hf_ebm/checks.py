@@ -7,7 +7,7 @@ plain elsewhere, in `plain_values`.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -41,6 +41,22 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
 
 
+def as_truth(name: str, value: object) -> bool:
+    """`value` as a bool. Raises `ValueError` for anything but True and False, Python's or NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def as_list(name: str, given: object, of: str) -> list:
+    """The members of a list, or of another iterable that has an order, which `of` names in the error."""
+    # Of a text these would be its letters, of a mapping its keys.
+    unfit = isinstance(given, (str, bytes, bytearray, Mapping, Set)) or getattr(given, "is_nested", False)
+    if unfit or getattr(given, "ndim", 1) == 0 or not isinstance(given, Iterable):
+        raise ValueError(f"{name} must be a list of {of}, got {shown(given)}")
+    return list(given)
+
+
 def as_callables(name: str, given: object) -> list[Callable[..., Any]]:
     """A callable on its own, or a list or tuple of several, or none (`None`), as a list. Classes are no callables."""
     if given is None:
@@ -71,9 +87,14 @@ def check_tokenizer(name: str, tokenizer: object) -> None:
         raise ValueError(f"{name} must be a tokenizer of Transformers, got {shown(tokenizer)}{advice}")
 
 
+def is_dense(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with values that can be read: neither sparse, nor nested, nor on the device "meta"."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested)
+
+
 def as_ids(name: str, ids: object) -> Tensor:
     """Token ids (B, T) as int64. Raises `ValueError` for anything but a dense tensor of one id or more."""
-    if not _is_dense(ids) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
+    if not is_dense(ids) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
         advice = "" if isinstance(ids, Tensor) else '; a tokenizer gives tensors with return_tensors="pt"'
         raise ValueError(f"{name} must be a tensor of token ids of shape (batch, length), got {shown(ids)}{advice}")
     if ids.numel() == 0:
@@ -90,7 +111,7 @@ def as_mask(name: str, mask: object, ids: Tensor) -> Tensor:
     """
     if mask is None:
         return torch.ones_like(ids, dtype=torch.bool)
-    if not _is_dense(mask) or mask.is_complex() or tuple(mask.shape) != tuple(ids.shape):
+    if not is_dense(mask) or mask.is_complex() or tuple(mask.shape) != tuple(ids.shape):
         raise ValueError(f"{name} must be a tensor of the ids' shape {_shape(ids)}, got {shown(mask)}")
     found = mask.to(ids.device).double()  # float8 has no comparisons
     wrong = (found != 0) & (found != 1)
@@ -101,7 +122,7 @@ def as_mask(name: str, mask: object, ids: Tensor) -> Tensor:
 
 def as_numbers_of(name: str, numbers: object, ids: Tensor) -> Tensor:
     """Whole numbers of the shape of `ids`, on their device. Raises `ValueError` for anything else."""
-    whole = _is_dense(numbers) and not (numbers.is_floating_point() or numbers.is_complex())
+    whole = is_dense(numbers) and numbers.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     if not isinstance(numbers, Tensor) or not whole or numbers.shape != ids.shape:
         raise ValueError(
             f"{name} must be a tensor of whole numbers of the ids' shape {_shape(ids)}, got {shown(numbers)}"
@@ -135,10 +156,6 @@ def row_truths(place: str, returned: object, rows: int) -> Tensor:
             f"{place} returned {shown(returned)}, must return a truth value for each row, of shape ({rows},)"
         )
     return found
-
-
-def _is_dense(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested)
 
 
 def _shape(tensor: Tensor) -> str:

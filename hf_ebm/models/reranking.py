@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import shown
+from hf_ebm.checks import as_list, shown
 from hf_ebm.model_outputs import model_output
 
 
@@ -90,19 +90,12 @@ def _best_first(scores: list[float]) -> list[int]:
 
 def _checked_candidates(candidates: Iterable[Iterable[str]]) -> list[list[str]]:
     lists = []
-    for row, texts in enumerate(_rows("candidates", candidates, "lists of texts")):
-        own = _rows(f"candidates: list {row}", texts, of := "at least one text")
+    for row, texts in enumerate(as_list("candidates", candidates, "lists of texts")):
+        own = as_list(f"candidates: list {row}", texts, of := "at least one text")
         if not own or not all(isinstance(text, str) for text in own):
             raise ValueError(f"candidates: list {row} must be a list of {of}, got {shown(texts)}")
         lists.append(own)
     return lists
-
-
-def _rows(name: str, given: object, of: str) -> list:
-    # Of a text these would be its letters, of a mapping its keys, and a set has no order.
-    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, bytearray, Mapping, Set, Tensor)):
-        raise ValueError(f"{name} must be a list of {of}, got {shown(given)}")
-    return list(given)
 
 
 def _checked_base_scores(base_scores: Iterable[Sequence[float]] | None, lists: list[list[str]]) -> list[list[float]]:

@@ -123,7 +123,7 @@ def test_log_probs_of_a_language_model_do_not_depend_on_the_batch(toy):
         (dict(continuations=[[3, 4, 5, 3]]), "row 0 has 4 tokens, must have 1 to 3"),
         (dict(continuations=[[]]), "row 0 has 0 tokens"),
         (dict(continuations=[[3, 4, 77]]), "row 0 holds the id 77"),
-        (dict(continuations=[]), "continuations must be as many as prefixes"),
+        (dict(continuations=[]), "continuations must be one or more"),
         (dict(prefixes=[[3] * 31]), "with max_new_tokens 34; the language model has positions for 32"),
     ],
 )

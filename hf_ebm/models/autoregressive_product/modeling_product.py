@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from hf_ebm.checks import as_ids, as_mask, as_numbers_of
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
 from hf_ebm.models.configs import is_config
 from hf_ebm.models.position_limits import counts_padding
@@ -66,7 +67,7 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
     @classmethod
     def from_lm(cls, lm: PreTrainedModel) -> ProductLM:
         """`lm` and a copy of it with an output layer of zeros of its own."""
-        residual = copy.deepcopy(lm).requires_grad_(True)
+        residual = copy.deepcopy(_causal("lm", lm)).requires_grad_(True)
         head = residual.get_output_embeddings()
         weight, bias = getattr(head, "weight", None), getattr(head, "bias", None) is not None
         if weight is None:
@@ -105,7 +106,15 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
 
         Args:
             num_items_in_batch: what the summed loss is divided by in place of the number of labels; a Trainer's.
+
+        Raises:
+            ValueError: for anything but tensors of ids, of 0 and 1, and of labels, of one shape.
         """
+        input_ids = as_ids("input_ids", input_ids)
+        if attention_mask is not None:
+            attention_mask = as_mask("attention_mask", attention_mask, input_ids).long()
+        if labels is not None:
+            labels = as_numbers_of("labels", labels, input_ids)
         with torch.no_grad():
             base = at_least_float32(_logits(self.lm, input_ids, attention_mask))
         residual = at_least_float32(_logits(self.residual, input_ids, attention_mask))

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from hf_ebm.checks import check_tokenizer, shown
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
@@ -132,6 +133,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
         config.lengths = None
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
+        check_tokenizer("tokenizer", tokenizer)
         check_mask_token(tokenizer)
         if tokenizer.mask_token_id != self.config.mask_token_id:
             raise ValueError(
@@ -187,6 +189,9 @@ def length_log_probs(
         ValueError: for no sources, sources longer than the classifier's positions or with other tokens than it has,
             another shape of its logits than one row a source and one class a length, and numbers that aren't finite.
     """
+    check_tokenizer("tokenizer", tokenizer)
+    if not isinstance(length_model, PreTrainedModel):
+        raise ValueError(f"length_model must be a sequence classifier of lengths, got {shown(length_model)}")
     texts = as_texts("sources", sources)
     if not texts:
         raise ValueError("sources must hold a text or more, got none")

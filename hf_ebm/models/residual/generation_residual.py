@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
+from hf_ebm.checks import as_truth
 from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
@@ -188,6 +189,7 @@ class JointGenerationMixin(SettingsGenerationMixin, ResidualBase):
             raise ValueError(
                 f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}"
             )
+        return_candidates = as_truth("return_candidates", return_candidates)
         config = (generation_config or JointGenerationConfig()).resolved(self.generation_config, overrides)
         if config.method == "stepwise":
             _check_stepwise(

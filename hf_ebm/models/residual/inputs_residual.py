@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_ebm.checks import as_list, as_mask, is_dense, shown
 from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.vocabulary import num_embeddings
@@ -47,16 +48,14 @@ def check_prefixes(
         ValueError: for none at all, ids outside the vocabulary, an empty one without a start token, and one that leaves
             language model or encoder no positions for `max_new_tokens`.
     """
-    lm = check_parts(model)
-    if not len(prefixes):
-        raise ValueError("prefixes must be one or more, got none")
+    lm, rows = check_parts(model), as_id_rows("prefixes", prefixes)
     size, device = num_embeddings(lm), lm.device  # looked up once: it is found among all parameters
     # The encoder's own tokens for the same text are counted when there are some.
     parts = [("language model", lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
     limits = [(name, max_length(part)) for name, part in parts]
     found = []
-    for row, prefix in enumerate(prefixes):
-        ids = _as_ids(prefix, f"prefixes: row {row}", device)
+    for row, prefix in enumerate(rows):
+        ids = prefix.to(device)
         if not len(ids):
             if model.config.start_token_id is None:
                 raise ValueError(
@@ -80,13 +79,14 @@ def check_continuations(model: ResidualBase, continuations: Sequence, max_new_to
     Raises:
         ValueError: unless each ends with an end token or has `max_new_tokens` tokens, with no end token inside.
     """
-    if len(continuations) != count:
-        raise ValueError(f"continuations must be as many as prefixes, got {len(continuations)} and {count}")
+    rows = as_id_rows("continuations", continuations)
+    if len(rows) != count:
+        raise ValueError(f"continuations must be as many as prefixes, got {len(rows)} and {count}")
     lm, ends = lm_of(model), set(model.end_ids)
     size, device = num_embeddings(lm), lm.device
     found = []
-    for row, continuation in enumerate(continuations):
-        ids = _as_ids(continuation, f"continuations: row {row}", device)
+    for row, continuation in enumerate(rows):
+        ids = continuation.to(device)
         own = ids.tolist()
         if not own or len(own) > max_new_tokens:
             raise ValueError(f"continuations: row {row} has {len(own)} tokens, must have 1 to {max_new_tokens}")
@@ -100,6 +100,14 @@ def check_continuations(model: ResidualBase, continuations: Sequence, max_new_to
     return found
 
 
+def as_id_rows(name: str, rows: object) -> list[Tensor]:
+    """Rows of ids as tensors, where they are. Raises `ValueError`, naming the row, for anything else, and for none."""
+    found = [_as_ids(ids, f"{name}: row {row}") for row, ids in enumerate(as_list(name, rows, "rows of ids"))]
+    if not found:
+        raise ValueError(f"{name} must be one or more, got none")
+    return found
+
+
 def check_whole(least: int, **values: object) -> None:
     """Raises `ValueError` for a value that is no whole number from `least` up, naming its argument."""
     for name, value in values.items():
@@ -107,15 +115,15 @@ def check_whole(least: int, **values: object) -> None:
             raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
 
 
-def _as_ids(values: Any, place: str, device: torch.device) -> Tensor:
+def _as_ids(values: Any, place: str) -> Tensor:
     try:
         ids = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         ids = None
     empty = ids is not None and ids.numel() == 0
-    if ids is None or ids.dim() != 1 or not (empty or ids.dtype in (torch.int64, torch.int32, torch.int16)):
-        raise ValueError(f"{place} must be a list of ids, got {values!r}")
-    return ids.to(device, torch.long)
+    if not is_dense(ids) or ids.dim() != 1 or not (empty or ids.dtype in (torch.int64, torch.int32, torch.int16)):
+        raise ValueError(f"{place} must be a list of ids, got {shown(values)}")
+    return ids.long()
 
 
 def _check_ids(name: str, rows: list[Tensor], size: int) -> None:
@@ -128,14 +136,7 @@ def _check_ids(name: str, rows: list[Tensor], size: int) -> None:
 
 def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     """Rows of a batch without their padding, on whichever side it is."""
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
-        shape = tuple(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
-        raise ValueError(f"input_ids must be a tensor of ids (B, P), got {shape}")
-    if attention_mask is None:
-        return list(input_ids)
-    if attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}, got "
-            f"{tuple(attention_mask.shape)}"
-        )
-    return [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
+    if not is_dense(input_ids) or input_ids.dim() != 2:
+        raise ValueError(f"input_ids must be a tensor of ids (B, P), got {shown(input_ids)}")
+    mask = as_mask("attention_mask", attention_mask, input_ids)
+    return [ids[own] for ids, own in zip(input_ids, mask, strict=True)]

@@ -22,6 +22,7 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
+from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.configs import inner_config, is_config
@@ -31,7 +32,7 @@ from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
-from hf_ebm.models.residual.inputs_residual import lm_of
+from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
 from hf_ebm.models.special_tokens import special_ids
@@ -104,6 +105,11 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             config = lm
         else:
             given = _checked_models(lm, encoder)
+            for name, tokenizer in (("lm_tokenizer", lm_tokenizer), ("encoder_tokenizer", encoder_tokenizer)):
+                if tokenizer is not None:
+                    check_tokenizer(name, tokenizer)
+            if not isinstance(lm_revision, str | None):
+                raise ValueError(f"lm_revision must be a text, got {shown(lm_revision)}")
             config = _config_of(*given, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision)
         super().__init__(config)
         self.lm, self.encoder = given or (
@@ -247,8 +253,12 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         Args:
             input_ids: (B, T) ids of prefix and continuation.
             attention_mask: (B, T), 0 at padding.
+
+        Raises:
+            ValueError: for anything but tensors of ids, and of 0 and 1, of one shape.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        input_ids = as_ids("input_ids", input_ids)
+        mask = as_mask("attention_mask", attention_mask, input_ids).long()
         with state_kept(self.encoder):
             hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
         return ResidualEnergyOutput(energy=self.energy_of_mean(self.summed(hidden, mask) / mask.sum(1, keepdim=True)))
@@ -271,7 +281,8 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         Raises:
             ValueError: naming the row, for one without a token or longer than the encoder has positions for.
         """
-        own = self.retokenizer(rows) if self.config.retokenize else list(rows)
+        rows = as_id_rows("rows", rows)
+        own = self.retokenizer(rows) if self.config.retokenize else rows
         limit, device = max_length(self.encoder), self.encoder.device
         for number, ids in enumerate(own):
             if len(ids) == 0 or (limit is not None and len(ids) > limit):

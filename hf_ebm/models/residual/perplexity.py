@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging
 
+from hf_ebm.checks import as_truth
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
@@ -198,6 +199,7 @@ def position_log_probs(
     Args: as for `residual_perplexity`; `num_samples` for each position; `enumerate_last` runs the whole vocabulary
         through the encoder for each row that is stopped at `max_new_tokens`.
     """
+    enumerate_last = as_truth("enumerate_last", enumerate_last)
     check_whole(2, num_samples=num_samples)
     check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
     check_whole(0, seed=seed)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from hf_ebm.checks import as_truth, check_tokenizer
 from hf_ebm.data.prompts import plain_ids, prompt_encoder
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
@@ -65,6 +66,8 @@ class ResidualScoringMixin(RerankMixin, ResidualBase):
             ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
                 no strings; for NaN energies.
         """
+        check_tokenizer("tokenizer", tokenizer)
+        ended = as_truth("ended", ended)
         rows = as_texts("texts", texts)
         before = [""] * len(rows) if prefixes is None else as_texts("prefixes", prefixes)
         if len(before) != len(rows):
