@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_ebm.plain_values import as_number, as_whole, wholes
+
 DEFAULT_LIMIT = 2_000_000
 
 
@@ -72,9 +74,16 @@ def enumerate_distribution(
         limit: the largest number of sequences that is enumerated.
 
     Raises:
-        ValueError: if there are more than `limit` sequences, saying how many.
+        ValueError: if there are more than `limit` sequences, saying how many, and for numbers out of range.
     """
-    values = torch.tensor(sorted(set(tokens)))
+    ids = wholes(tokens)
+    if not ids:
+        raise ValueError(f"tokens must be a list of one or more token ids, got {tokens!r}")
+    length, chunk_size, limit = (
+        as_whole(name, value, 1) for name, value in (("length", length), ("chunk_size", chunk_size), ("limit", limit))
+    )
+    temperature = as_number("temperature", temperature, above=0)
+    values = torch.tensor(sorted(set(ids)))
     count = len(values) ** length
     if count > limit:
         raise ValueError(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_ebm.checks import check_choice
+from hf_ebm.plain_values import as_number, as_whole
 
 if TYPE_CHECKING:
     from typing import Self
@@ -52,11 +53,7 @@ class GenerationSettings(GenerationConfig):
         self._from_model_config = kwargs.pop("_from_model_config", None)
         self.transformers_version = kwargs.pop("transformers_version", None)
         self._refuse_unknown(kwargs)
-        self._normalize()
         self.validate()
-
-    def _normalize(self) -> None:
-        """Restores what JSON cannot hold."""
 
     @classmethod
     def _refuse_unknown(cls, given: Iterable[str]) -> None:
@@ -93,16 +90,12 @@ class GenerationSettings(GenerationConfig):
             check_choice(name, getattr(self, name), allowed)
 
     def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and not (is_whole(value) and value >= least):
-            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
+        if getattr(self, name) is not None:
+            setattr(self, name, as_whole(name, getattr(self, name), least))
 
-    def _check_number(self, name: str, allowed: Callable[[float], bool], description: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not allowed(value):
-            raise ValueError(f"{name} must be {description}, got {value!r}")
+    def _check_number(self, name: str, **bounds: float) -> None:
+        if getattr(self, name) is not None:
+            setattr(self, name, as_number(name, getattr(self, name), **bounds))
 
 
 class SettingsGenerationMixin(_Model):
@@ -129,8 +122,3 @@ class SettingsGenerationMixin(_Model):
             )  # fmt: skip
         except OSError:
             logger.info("Generation config file not found, using the default settings.")
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether a value is an int and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)

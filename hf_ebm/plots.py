@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hf_ebm.plain_values import as_whole
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
 
@@ -70,6 +71,7 @@ def plot_token_changes(
 
     Tokens are named while there is room. Raises `ValueError` for a chain that there isn't, or without kept samples.
     """
+    chain = as_whole("chain", chain)
     if not 0 <= chain < len(output.samples) or not output.samples.shape[1]:
         raise ValueError(
             f"chain must be below {len(output.samples)}, with kept samples; got {chain} with {output.samples.shape[1]}"

@@ -15,6 +15,7 @@ from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.models.energy.prompts import proposal_support
 from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
 from hf_ebm.scoring.energies import token_energies
@@ -46,8 +47,7 @@ class EnergyTrainingConfig(TrainingArguments):
         super().__post_init__()
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
-        if self.enumeration_limit < 1:
-            raise ValueError(f"enumeration_limit must be 1 or more, got {self.enumeration_limit}")
+        self.enumeration_limit = as_whole("enumeration_limit", self.enumeration_limit, 1)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
         self.remove_unused_columns = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
@@ -23,6 +22,7 @@ from hf_ebm.objectives.parameter_search import (
     perturb_,
     proposal_sums,
 )
+from hf_ebm.plain_values import as_number, as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.sequence_pairs import SequencePairs
@@ -56,13 +56,10 @@ class MGSConfig(TaskLossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_candidates < 1:
-            raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
-        if not 0 <= self.mixture <= 1:
-            raise ValueError(f"mixture must be between 0 and 1, got {self.mixture}")
+        self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
+        self.mixture = as_number("mixture", self.mixture, least=0, most=1)
         for name in ("alpha", "noise", "likelihood_max_grad_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            setattr(self, name, as_number(name, getattr(self, name), above=0))
         if self.density not in get_args(Density):
             raise ValueError(f"density must be one of {', '.join(get_args(Density))}, got {self.density!r}")
         if self.fp16:

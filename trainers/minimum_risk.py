@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from hf_ebm.objectives.sequence_risk import minimum_risk
+from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
@@ -36,8 +36,7 @@ class MinimumRiskConfig(SampledRiskConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sharpness", "sampling_temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            setattr(self, name, as_number(name, getattr(self, name), above=0))
         if self.num_candidates == 1 and not self.include_target:
             raise ValueError("num_candidates must be 2 or more without include_target: one candidate has no gradient")
 

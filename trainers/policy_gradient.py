@@ -12,6 +12,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 from hf_ebm.objectives.sequence_risk import policy_gradient_loss
+from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
@@ -40,8 +41,7 @@ class PolicyGradientConfig(SampledRiskConfig):
         super().__post_init__()
         if self.baseline not in BASELINES:
             raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}")
-        if not 0 <= self.running_mean_decay < 1:
-            raise ValueError(f"running_mean_decay must be at least 0 and less than 1, got {self.running_mean_decay}")
+        self.running_mean_decay = as_number("running_mean_decay", self.running_mean_decay, least=0, below=1)
 
 
 class RunningMean(TrainerCallback, ExportableState):

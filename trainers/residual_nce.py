@@ -13,9 +13,10 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole, lm_of
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
+from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
@@ -44,7 +45,7 @@ class ResidualNCEConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(1, max_new_tokens=self.max_new_tokens)
+        self.max_new_tokens = as_whole("max_new_tokens", self.max_new_tokens, 1)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
         self.remove_unused_columns = False

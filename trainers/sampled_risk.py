@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_ebm.plain_values import as_number, as_whole
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
@@ -38,10 +38,8 @@ class SampledRiskConfig(TaskLossConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_candidates < 1:
-            raise ValueError(f"num_candidates must be 1 or more, got {self.num_candidates}")
-        if not 0 <= self.cross_entropy_weight < math.inf:
-            raise ValueError(f"cross_entropy_weight must not be negative, got {self.cross_entropy_weight}")
+        self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
+        self.cross_entropy_weight = as_number("cross_entropy_weight", self.cross_entropy_weight, least=0)
 
 
 class SampledRiskTrainer(TaskLossTrainer):

@@ -55,8 +55,10 @@ class ScheduledSamplingConfig(SearchAwareConfig):
         super().__post_init__()
         if self.inputs not in INPUTS:
             raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {self.inputs!r}")
-        check_inverse_temperature(self.alpha, self.alpha_growth)
-        check_teacher_forcing(self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability)
+        self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
+        self.decay_strength, self.teacher_forcing_probability = check_teacher_forcing(
+            self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability
+        )
 
     @property
     def depends_on_epoch(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from hf_ebm.objectives.token_losses import cross_entropy_sum, log_normalizers, num_tokens
+from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 
@@ -27,8 +28,7 @@ class SelfNormalizedConfig(SearchAwareConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.log_z_weight >= 0:
-            raise ValueError(f"log_z_weight must not be negative, got {self.log_z_weight}")
+        self.log_z_weight = as_number("log_z_weight", self.log_z_weight, least=0)
 
 
 class SelfNormalizedTrainer(SearchAwareTrainer):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
+from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamSettings,
@@ -59,11 +60,10 @@ class SoftBeamConfig(SearchAwareConfig):
         super().__post_init__()
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
-        if self.max_search_steps is not None and self.max_search_steps < 1:
-            raise ValueError(f"max_search_steps must be at least 1, got {self.max_search_steps}")
-        if self.beam_size < 1:
-            raise ValueError(f"beam_size must be at least 1, got {self.beam_size}")
-        check_inverse_temperature(self.alpha, self.alpha_growth)
+        if self.max_search_steps is not None:
+            self.max_search_steps = as_whole("max_search_steps", self.max_search_steps, 1)
+        self.beam_size = as_whole("beam_size", self.beam_size, 1)
+        self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
         SoftBeamSettings(self.beam_size, self.alpha, self.normalization)
 
     @property

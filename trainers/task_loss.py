@@ -6,7 +6,6 @@ They take sequence-to-sequence and causal language models, adapters of PEFT on t
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from transformers.trainer_utils import align_special_tokens
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.sequence_pairs import SequencePairs, decoding_length
@@ -49,8 +49,7 @@ class TaskLossConfig(SearchAwareConfig):
         if not isinstance(self.cost, str):
             raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
         as_cost(self.cost)
-        if not 0 < self.max_length_ratio < math.inf:
-            raise ValueError(f"max_length_ratio must be positive, got {self.max_length_ratio}")
+        self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
 
 
 class TaskLossTrainer(SearchAwareTrainer):

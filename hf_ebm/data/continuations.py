@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.plain_values import as_whole
+
 
 def split_continuations(
     texts: Sequence[str],
@@ -28,9 +30,8 @@ def split_continuations(
     Raises:
         ValueError: for sizes below 1, and a text that holds the end token.
     """
-    for name, value in (("prefix_tokens", prefix_tokens), ("max_new_tokens", max_new_tokens)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a whole number from 1 up, got {value!r}")
+    prefix_tokens = as_whole("prefix_tokens", prefix_tokens, 1)
+    max_new_tokens = as_whole("max_new_tokens", max_new_tokens, 1)
     if ends and not end_ids:
         raise ValueError("end_ids must hold an end token for texts that end, got none")
     rows = []

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
+from hf_ebm.plain_values import as_path, as_whole
+
 # "<url>", "</doc>", "<?xml", "<!DOCTYPE", but not "<3" or "< 5", which are text.
 _METADATA = re.compile(r"<[/?!]?[A-Za-z]")
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*)</seg>")
@@ -38,8 +40,7 @@ def load_conll2003(files: Files, tag_column: int = -1, encoding: str = "utf-8") 
     Raises `ValueError` for a line of another form, bytes of another encoding, a column that is not there or is the
     word's, and a file without a sentence.
     """
-    if isinstance(tag_column, bool) or not isinstance(tag_column, int):
-        raise ValueError(f"tag_column must be a whole number, got {tag_column!r}")
+    tag_column = as_whole("tag_column", tag_column)
     _check_files(files, "files")
     return _dataset_dict({split: list(_read_columns(path, tag_column, encoding)) for split, path in files.items()})
 
@@ -92,6 +93,8 @@ def load_parallel_text(source_files: Files, target_files: Files) -> DatasetDict:
 def _check_files(files: Files, name: str) -> None:
     if not isinstance(files, Mapping) or not files:
         raise ValueError(f"{name} must be a dict of split to path with one split or more, got {files!r}")
+    for split, path in files.items():
+        as_path(f"{name}: the path of split {split!r}", path)
 
 
 def _dataset_dict(pairs: dict[str, list[Pair]]) -> DatasetDict:

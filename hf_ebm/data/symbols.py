@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_ebm.data.prompts import Rows, plain_ids, prompt_encoder
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.plain_values import as_whole
 
 PAD, BOS, EOS, UNK = SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
 MASK = "<mask>"
@@ -34,8 +35,7 @@ def symbol_tokenizer(
     Raises `ValueError` for a single text in place of a list, no target symbol, a symbol that contains a special token
     (it could not be told from it), and `model_max_length` below 1.
     """
-    if isinstance(model_max_length, bool) or not isinstance(model_max_length, int) or model_max_length < 1:
-        raise ValueError(f"model_max_length must be a whole number of 1 or more, got {model_max_length!r}")
+    model_max_length = as_whole("model_max_length", model_max_length, 1)
     target_symbols = _symbols(targets, "targets")
     if not target_symbols:
         raise ValueError("targets must hold one symbol or more, got none")
@@ -127,8 +127,7 @@ def encode_completions(
     too long as a whole, and a target that holds the end token.
     """
     limits = length_limits(tokenizer, max_source_length, max_target_length)
-    _check_limit("max_length", max_length)
-    most = tokenizer.model_max_length if max_length is None else max_length
+    most = tokenizer.model_max_length if max_length is None else as_whole("max_length", max_length, 1)
     prompt_ids = prompt_encoder(tokenizer, end_id)
 
     def tokenize(sources: list[str], targets: list[str]) -> tuple[Rows, Rows]:
@@ -157,17 +156,11 @@ def length_limits(
     tokenizer: PreTrainedTokenizerBase, max_source_length: int | None, max_target_length: int | None
 ) -> dict[str, int]:
     """The most tokens of a `source` and of a `target`: what is given, else the tokenizer's own limit."""
-    _check_limit("max_source_length", max_source_length)
-    _check_limit("max_target_length", max_target_length)
+    given = {"source": max_source_length, "target": max_target_length}
     return {
-        "source": tokenizer.model_max_length if max_source_length is None else max_source_length,
-        "target": tokenizer.model_max_length if max_target_length is None else max_target_length,
+        name: tokenizer.model_max_length if limit is None else as_whole(f"max_{name}_length", limit, 1)
+        for name, limit in given.items()
     }
-
-
-def _check_limit(name: str, limit: int | None) -> None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"{name} must be a whole number of 1 or more, or None, got {limit!r}")
 
 
 def _symbols(texts: Iterable[str], name: str) -> set[str]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedConfig
 
+from hf_ebm.plain_values import as_whole, wholes
+
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
@@ -14,6 +16,21 @@ Config = TypeVar("Config", bound=PreTrainedConfig)
 
 class CompositeConfig(PreTrainedConfig):
     """Base of configurations that hold others."""
+
+    def _make_ids_plain(self, *names: str) -> None:
+        """Fields that hold a token id, or a list of them if they are called `…_ids`, as ints.
+
+        Raises:
+            ValueError: for what is neither `None` nor that.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            found = wholes(value) if name.endswith("_ids") else as_whole(name, value, 0)
+            if found is None:
+                raise ValueError(f"{name} must be a list of token ids, got {value!r}")
+            setattr(self, name, found)
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What is saved. The folder that an inner model was loaded from is left out, as it is of an outer one."""

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_list, shown
 from hf_ebm.model_outputs import model_output
+from hf_ebm.plain_values import as_number, listed, number
 
 
 @model_output
@@ -69,11 +70,17 @@ class RerankMixin:
         """
         lists = _checked_candidates(candidates)
         base = _checked_base_scores(base_scores, lists)
-        for name, value in (("weight", weight), ("length_normalization", length_normalization)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        weight = as_number("weight", weight)
+        length_normalization = as_number("length_normalization", length_normalization)
         scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
-        normalized = scored.energy / scored.num_tokens.clamp(min=1).double() ** length_normalization
+        divisors = scored.num_tokens.clamp(min=1).double() ** length_normalization
+        if not bool((divisors.isfinite() & (divisors > 0)).all()):
+            longest = int(scored.num_tokens.max())
+            raise ValueError(
+                f"length_normalization must leave {longest} ** length_normalization within a float's range, got "
+                f"{length_normalization}"
+            )
+        normalized = scored.energy / divisors
         sizes = [len(texts) for texts in lists]
         energies = [part.tolist() for part in scored.energy.split(sizes)]
         scores = [
@@ -101,14 +108,21 @@ def _checked_candidates(candidates: Iterable[Iterable[str]]) -> list[list[str]]:
 def _checked_base_scores(base_scores: Iterable[Sequence[float]] | None, lists: list[list[str]]) -> list[list[float]]:
     if base_scores is None:
         return [[0.0] * len(texts) for texts in lists]
-    given = [torch.as_tensor(own, dtype=torch.float64).tolist() for own in base_scores]
+    rows = listed(base_scores)
+    if rows is None:
+        raise ValueError(f"base_scores must be a list of scores for each list of candidates, got {shown(base_scores)}")
+    given = []
+    for row, scores in enumerate(rows):
+        own = listed(scores)
+        found = [number(score) for score in own or []]
+        plain = [score for score in found if score is not None and math.isfinite(score)]
+        if own is None or len(plain) < len(found):
+            raise ValueError(f"base_scores: list {row} must hold finite numbers, got {shown(scores)}")
+        given.append(plain)
     if [len(own) for own in given] != [len(texts) for texts in lists]:
         row = next(
             (i for i, (own, texts) in enumerate(zip(given, lists, strict=False)) if len(own) != len(texts)), None
         )
         what = f"{len(given)} lists for {len(lists)}" if row is None else f"{len(given[row])} scores in list {row}"
         raise ValueError(f"base_scores must have one score per candidate; there are {what}")
-    for row, own in enumerate(given):
-        if not all(map(math.isfinite, own)):
-            raise ValueError(f"base_scores: list {row} must hold finite numbers, got {own}")
     return given

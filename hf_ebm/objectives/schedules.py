@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from hf_ebm.plain_values import as_number
+
 LARGEST_ALPHA = 1e6
 TEACHER_FORCING_SCHEDULES = ("inverse_sigmoid", "linear", "constant", "always")
 
@@ -24,7 +26,7 @@ def teacher_forcing_probability(
     Raises:
         ValueError: for another schedule, or a value out of range.
     """
-    check_teacher_forcing(schedule, decay_strength, probability)
+    decay_strength, probability = check_teacher_forcing(schedule, decay_strength, probability)
     if schedule == "always":
         return 0.0
     if epoch == 0:
@@ -38,16 +40,16 @@ def teacher_forcing_probability(
     return probability
 
 
-def check_teacher_forcing(schedule: str, decay_strength: float, probability: float) -> None:
-    """Raises `ValueError` for an unknown schedule or a value out of range."""
+def check_teacher_forcing(schedule: str, decay_strength: float, probability: float) -> tuple[float, float]:
+    """The two numbers, plain. Raises `ValueError` for an unknown schedule or a value out of range."""
     if schedule not in TEACHER_FORCING_SCHEDULES:
         raise ValueError(
             f"teacher_forcing_schedule must be one of {', '.join(TEACHER_FORCING_SCHEDULES)}, got {schedule!r}"
         )
-    if not decay_strength > 0:
-        raise ValueError(f"decay_strength must be above 0, got {decay_strength}")
-    if not 0 <= probability <= 1:
-        raise ValueError(f"teacher_forcing_probability must be from 0 to 1, got {probability}")
+    return (
+        as_number("decay_strength", decay_strength, above=0),
+        as_number("teacher_forcing_probability", probability, least=0, most=1),
+    )
 
 
 def inverse_temperature(epoch: int, alpha: float, growth: float) -> float:
@@ -58,14 +60,11 @@ def inverse_temperature(epoch: int, alpha: float, growth: float) -> float:
     Raises:
         ValueError: unless both are finite and above 0.
     """
-    check_inverse_temperature(alpha, growth)
+    alpha, growth = check_inverse_temperature(alpha, growth)
     exponent = math.log(alpha) + epoch * math.log(growth)
     return math.exp(min(exponent, math.log(LARGEST_ALPHA)))
 
 
-def check_inverse_temperature(alpha: float, growth: float) -> None:
-    """Raises `ValueError` unless both are finite and above 0."""
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be finite and above 0, got {alpha}")
-    if not 0 < growth < math.inf:
-        raise ValueError(f"alpha_growth must be finite and above 0, got {growth}")
+def check_inverse_temperature(alpha: float, growth: float) -> tuple[float, float]:
+    """Both as plain numbers. Raises `ValueError` unless they are finite and above 0."""
+    return as_number("alpha", alpha, above=0), as_number("alpha_growth", growth, above=0)

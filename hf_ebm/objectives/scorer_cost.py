@@ -11,6 +11,7 @@ from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.plain_values import as_whole
 
 
 class ScorerCost:
@@ -37,11 +38,9 @@ class ScorerCost:
     def __init__(self, model: nn.Module, pad_token_id: int, batch_size: int = 64):
         if pad_token_id is None:
             raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self.model = model
-        self.pad_token_id = pad_token_id
-        self.batch_size = batch_size
+        self.pad_token_id = as_whole("pad_token_id", pad_token_id, 0)
+        self.batch_size = as_whole("batch_size", batch_size, 1)
 
     def __call__(
         self, predictions: Sequence[Sequence[int]], references: object, prompts: Sequence[Sequence[int]]

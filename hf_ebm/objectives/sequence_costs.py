@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from hf_ebm.data.metrics import nearest_reference
+from hf_ebm.plain_values import as_whole
 
 Symbols = Sequence[Hashable]
 
@@ -102,8 +103,7 @@ def repetition(predictions: Sequence[str] | Sequence[Sequence[int]], n: int = 4)
     Raises:
         ValueError: for n below 1.
     """
-    if n < 1:
-        raise ValueError(f"n must be 1 or more, got {n}")
+    n = as_whole("n", n, 1)
     shares = []
     for symbols in _symbol_rows(predictions, "predictions"):
         grams = [tuple(symbols[start : start + n]) for start in range(len(symbols) - n + 1)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any, ClassVar
 
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.pipelines.rows import RowPipeline
+from hf_ebm.plain_values import listed, number
 
 # What `score` takes a list of, by what an input calls its one; it is the same for all candidates of an input.
 _CONTEXT = {"prefix": "prefixes", "suffix": "suffixes", "encoder_text": "encoder_texts"}
@@ -81,8 +81,5 @@ class EnergyRerankingPipeline(RowPipeline):
 
 
 def _are_numbers(values: object, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
-    )
+    found = [number(value) for value in listed(values) or []]
+    return len(found) == count and all(value is not None and abs(value) < float("inf") for value in found)

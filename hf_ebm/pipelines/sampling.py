@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.energy.inputs import padding_id
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.pipelines.generating import GeneratingPipeline
+from hf_ebm.plain_values import whole
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 
@@ -52,8 +52,8 @@ class EnergySamplingPipeline(GeneratingPipeline):
                     f"got {item!r}"
                 )
             return ids
-        length = item.get("length") if isinstance(item, dict) and set(item) == {"length"} else item
-        if not is_whole(length) or length < 1:
+        length = whole(item.get("length") if isinstance(item, dict) and set(item) == {"length"} else item)
+        if length is None or length < 1:
             raise ValueError(f"inputs must be texts, or lengths from 1 up as n or {{'length': n}}, got {item!r}")
         config = self.model.config
         masks = [self.spelling.mask_token_id] * length  # which `ready_model` has seen to be the model's

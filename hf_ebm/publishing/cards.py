@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.plain_values import number
 from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
 from hf_ebm.sampling.diagnostics import energy_diagnostics
@@ -137,7 +138,7 @@ def model_card(
         raise ValueError(f"name must be a text, got {name!r}")
     results = {**(training.metrics if training else {}), **(metrics or {})}
     for metric, value in results.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not isinstance(value, float) and number(value) is None:
             raise ValueError(f"metrics: {metric} must be a number, got {value!r}")
     if sampling is not None and not isinstance(model, EnergyModel):
         raise ValueError(f"sampling is of the chains of an EnergyModel, got a {type(model).__name__}")

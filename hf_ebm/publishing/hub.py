@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
@@ -12,13 +12,14 @@ from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ebm.plain_values import as_path
 from hf_ebm.publishing.cards import model_card
 from hf_ebm.publishing.remote_code import is_own, write_remote_code
 
 
 def save_for_hub(
     model: PreTrainedModel,
-    folder: str | Path,
+    folder: str | os.PathLike,
     *,
     card: ModelCard,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -30,7 +31,7 @@ def save_for_hub(
         folder: an empty or new folder.
         card: see `hf_ebm.publishing.cards.model_card`.
     """
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from hf_ebm.plain_values import as_path
 
 PACKAGE = __name__.partition(".")[0]
 ENTRY = "modeling_hf_ebm"
@@ -23,7 +26,7 @@ _LEFT_OUT = f"{PACKAGE}.publishing"
 _IMPORT = re.compile(rf"^(\s*)from ({PACKAGE}\.(?!publishing)[\w.]*) import ", re.MULTILINE)
 
 
-def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
+def write_remote_code(folder: str | os.PathLike, model: PreTrainedModel) -> list[str]:
     """Writes the modules that define a model, and the models inside it, and names them in its `config.json`.
 
     Args:
@@ -36,11 +39,11 @@ def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
     Raises:
         ValueError: for a model that isn't of this package, or a folder without its configuration.
     """
-    folder = Path(folder)
+    root = as_path("folder", folder)
     if not is_own(type(model)):
         raise ValueError(f"model must be of a class of {PACKAGE}, got {type(model).__module__}.{type(model).__name__}")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"folder: {folder} holds no config.json; save the model there first")
+    if not (root / "config.json").is_file():
+        raise ValueError(f"folder: {root} holds no config.json; save the model there first")
     inside = {type(module) for module in model.modules() if isinstance(module, PreTrainedModel)}
     classes = [type(model), *sorted((c for c in inside - {type(model)} if is_own(c)), key=lambda c: c.__name__)]
     config_class = type(model).config_class
@@ -50,11 +53,11 @@ def write_remote_code(folder: str | Path, model: PreTrainedModel) -> list[str]:
     written = {f"{ENTRY}.py": _entry(needed, classes[1:])}
     written |= {f"{_flat(name)}.py": _relative(name) for name in _closure([c.__module__ for c in needed])}
     for file, text in written.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (root / file).write_text(text, encoding="utf-8")
+    config = json.loads((root / "config.json").read_text(encoding="utf-8"))
     config["auto_map"] = {"AutoConfig": f"{ENTRY}.{config_class.__name__}"}
     config["auto_map"] |= {name: f"{ENTRY}.{classes[0].__name__}" for name in auto_classes(type(model))}
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (root / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return sorted(written)
 
 
@@ -74,7 +77,7 @@ def _entry(needed: list[type], inside: list[type]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write_custom_generate(folder: str | Path) -> list[str]:
+def write_custom_generate(folder: str | os.PathLike) -> list[str]:
     """Writes `custom_generate/generate.py` and what it imports: sampling as Transformers' models load it from the Hub.
 
     Args:
@@ -83,14 +86,15 @@ def write_custom_generate(folder: str | Path) -> list[str]:
     Returns:
         Names of the files written.
     """
-    target = Path(folder) / "custom_generate"
+    root = as_path("folder", folder)
+    target = root / "custom_generate"
     target.mkdir(parents=True, exist_ok=True)
     start = f"{PACKAGE}.publishing.custom_generate"
     written = {"generate.py" if name == start else f"{_flat(name)}.py": _relative(name) for name in _closure([start])}
     for file, text in written.items():
         (target / file).write_text(text, encoding="utf-8")
     (target / "requirements.txt").write_text("torch>=2.6\ntransformers>=5.24\nnumpy\nsafetensors\n", encoding="utf-8")
-    card = Path(folder) / "README.md"
+    card = root / "README.md"
     if not card.exists():
         template = resources.files("hf_ebm.hub_cards") / "sampler.md"
         card.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ebm.objectives.decomposable_costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.plain_values import as_whole, number
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.relaxations.soft_top_k import soft_top_k
 
@@ -53,10 +54,11 @@ class SoftBeamSettings:
     checkpoint_steps: bool = False  # recompute each step's activations in the backward pass
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        alpha = number(self.alpha)  # inf is hard selection
+        if alpha is None or not alpha > 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha!r}")
+        object.__setattr__(self, "num_beams", as_whole("num_beams", self.num_beams, 1))
+        object.__setattr__(self, "alpha", alpha)
         if self.normalization not in NORMALIZATIONS:
             raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {self.normalization!r}")
 

@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
+from hf_ebm.plain_values import whole
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, token_scores
 from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
@@ -71,7 +72,7 @@ def soft_beam_search(
         going_on = hypotheses.finish(successors, stopping_criteria)
         if going_on is None:
             break
-        chosen = soft_top_k(going_on, settings.num_beams, alpha)
+        chosen = soft_top_k(going_on, settings.num_beams, settings.alpha)
         hypotheses.extend(chosen)
         if hypotheses.all_closed():
             break
@@ -98,7 +99,7 @@ class _Hypotheses:
         self.scores = torch.full((rows, beams), _FORBIDDEN, dtype=dtype, device=input_ids.device)
         self.scores[:, 0] = 0
         ends = generation_config.eos_token_id
-        self.ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        self.ends = [] if ends is None else list(ends) if whole(ends) is None else [ends]
         self.pad = generation_config.pad_token_id
         if self.pad is None:
             self.pad = self.ends[0] if self.ends else 0

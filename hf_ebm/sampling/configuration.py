@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_ebm.generation_settings import GenerationSettings, is_whole
+from hf_ebm.generation_settings import GenerationSettings
+from hf_ebm.plain_values import number, whole, wholes
 
 KERNELS = ("metropolis_hastings", "gibbs", "mask_predict")
 WARM_STARTS = ("sample", "greedy", "mask_predict")
@@ -120,12 +121,8 @@ class ChainGenerationConfig(GenerationSettings):
 
         def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> ResolvedChainConfig: ...
 
-    def _normalize(self) -> None:
-        if isinstance(self.lengths, dict):
-            self.lengths = {_whole_key(length): weight for length, weight in self.lengths.items()}
-
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
-        """Raises `ValueError` for values out of range and for contradictory ones."""
+        """Makes numbers plain. Raises `ValueError` for values out of range and for contradictory ones."""
         self._check_choice("kernel", KERNELS)
         self._check_choice("block_fill", ("parallel", "sequential"))
         self._check_choice("block_layout", ("scattered", "contiguous"))
@@ -136,30 +133,31 @@ class ChainGenerationConfig(GenerationSettings):
         for name in ("burn_in", "seed", "delayed_acceptance", "accept_all_epochs"):
             self._check_whole(name, 0)
         for name in ("energy_temperature", "min_energy_temperature"):
-            self._check_number(name, lambda v: 0 < v < float("inf"), "a number above 0")
-        self._check_number("proposal_temperature", lambda v: 1e-6 <= v < float("inf"), "a number from 0.000001 up")
-        self._check_number("energy_temperature_decay", lambda v: 0 <= v < float("inf"), "a number from 0 up")
-        self._check_number("proposal_top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
-        self._check_number("proposal_epsilon", lambda v: 0 <= v < 1, "a number from 0 up and below 1")
+            self._check_number(name, above=0)
+        self._check_number("proposal_temperature", least=1e-6)
+        self._check_number("energy_temperature_decay", least=0)
+        self._check_number("proposal_top_p", above=0, most=1)
+        self._check_number("proposal_epsilon", least=0, below=1)
         self._check_lists()
         self._check_combinations()
 
     def _check_lists(self) -> None:
-        sizes = self.block_size if isinstance(self.block_size, list) else [self.block_size]
-        if self.block_size is not None and not (sizes and all(is_whole(b) and b >= 1 for b in sizes)):
-            raise ValueError(f"block_size must be a whole number from 1 up or a list of such, got {self.block_size!r}")
-        lengths = self.lengths if isinstance(self.lengths, (list, dict)) else [self.lengths]
-        if self.lengths is not None and not (lengths and all(is_whole(n) and n >= 1 for n in lengths)):
-            raise ValueError(f"lengths must be whole numbers from 1 up, got {self.lengths!r}")
+        self.block_size = _one_or_more(
+            self.block_size, f"block_size must be a whole number from 1 up or a list of such, got {self.block_size!r}"
+        )
+        wrong = f"lengths must be whole numbers from 1 up, got {self.lengths!r}"
         if isinstance(self.lengths, dict):
-            weights = list(self.lengths.values())
-            if not all(isinstance(w, (int, float)) and 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
-                raise ValueError(f"lengths: the weights must be from 0 up and not all 0, got {self.lengths!r}")
-        tokens = self.suppress_tokens
-        if tokens is not None and not (isinstance(tokens, list) and all(is_whole(i) and i >= 0 for i in tokens)):
-            raise ValueError(f"suppress_tokens must be a list of token ids, got {tokens!r}")
+            self.lengths = _weighted_lengths(self.lengths, wrong)
+        else:
+            self.lengths = _one_or_more(self.lengths, wrong)
+        if self.suppress_tokens is not None:
+            tokens = wholes(self.suppress_tokens)
+            if tokens is None:
+                raise ValueError(f"suppress_tokens must be a list of token ids, got {self.suppress_tokens!r}")
+            self.suppress_tokens = tokens
         if self.exclude_current not in (None, True, False):
             raise ValueError(f"exclude_current must be True or False, got {self.exclude_current!r}")
+        self.exclude_current = None if self.exclude_current is None else bool(self.exclude_current)
 
     def _check_combinations(self) -> None:
         epochs = self.num_epochs
@@ -207,6 +205,24 @@ if TYPE_CHECKING:
         accept_all_epochs: int
 
 
-def _whole_key(length: Any) -> Any:
-    """JSON turns the keys of a dict into strings; anything else that is no whole number is left to `validate`."""
-    return int(length) if isinstance(length, str) and length.isdecimal() else length
+def _one_or_more(value: object, error: str) -> int | list[int] | None:
+    """A whole number from 1 up, or a list of such; `ValueError` with `error` for anything else but `None`."""
+    if value is None:
+        return None
+    one = whole(value)
+    found = wholes(value if one is None else [one], 1)
+    if not found:
+        raise ValueError(error)
+    return found if one is None else one
+
+
+def _weighted_lengths(given: dict, error: str) -> dict[int, float]:
+    """Lengths, which JSON makes texts of, and their weights."""
+    lengths = wholes([int(n) if isinstance(n, str) and n.isdecimal() else n for n in given], 1)
+    if not lengths:
+        raise ValueError(error)
+    weights = [number(weight) for weight in given.values()]
+    found = [weight for weight in weights if weight is not None and 0 <= weight < float("inf")]
+    if len(found) < len(weights) or sum(found) <= 0:
+        raise ValueError(f"lengths: the weights must be from 0 up and not all 0, got {given!r}")
+    return dict(zip(lengths, found, strict=True))

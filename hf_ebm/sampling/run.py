@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from hf_ebm.plain_values import as_path
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import EncoderContext
 
@@ -102,9 +103,9 @@ class ChainRun:
             ),
         )
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Writes the run to folder `path`, atomically: a kill at any time leaves the last complete state."""
-        folder = Path(path)
+        folder = as_path("save_state_to", path)
         tensors = {f"trace.{name}": value for name, value in self.trace.first(self.epoch)._asdict().items()}
         tensors |= {f"state.{name}": value for name, value in self.state._asdict().items()}
         tensors |= {name: getattr(self, name) for name in ("start", "stop", "free")}
@@ -134,9 +135,9 @@ class ChainRun:
             raise ValueError(f"save_state_to: cannot write the chains' state to {folder}: {error}") from error
 
     @classmethod
-    def load(cls, path: str | Path) -> ChainRun:
+    def load(cls, path: str | os.PathLike) -> ChainRun:
         """Reads a run that `save` wrote. Raises `ValueError` for a missing, unreadable or half-written state."""
-        folder = Path(path)
+        folder = as_path("resume_from", path)
         try:
             header = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             if header.pop("header_sha256") != _digest_of(header):

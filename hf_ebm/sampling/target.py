@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_callable, check_methods, name_of, row_numbers, shown
+from hf_ebm.plain_values import number
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import EncoderContext, RowRunner, Sequences
@@ -34,13 +35,14 @@ def as_extra_energies(given: object) -> tuple[ExtraEnergy, ...]:
     if not isinstance(given, (tuple, list)):
         raise ValueError(f"extra_energies must be a list of pairs (finite weight, callable), got {shown(given)}")
     checked = []
-    for number, entry in enumerate(given):
-        weight, function = (1.0, entry) if callable(entry) else entry if _has_two(entry) else (None, None)
-        if not isinstance(weight, (int, float)) or not math.isfinite(weight):
+    for place, entry in enumerate(given):
+        own, function = (1.0, entry) if callable(entry) else entry if _has_two(entry) else (None, None)
+        weight = number(own)
+        if weight is None or math.isinf(weight):
             raise ValueError(
-                f"extra_energies: entry {number} must be a pair (finite weight, callable), got {shown(entry)}"
+                f"extra_energies: entry {place} must be a pair (finite weight, callable), got {shown(entry)}"
             )
-        checked.append((float(weight), as_callable(f"extra_energies: the second of entry {number}", function)))
+        checked.append((weight, as_callable(f"extra_energies: the second of entry {place}", function)))
     return tuple(checked)
 
 

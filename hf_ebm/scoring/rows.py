@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.head import Pass
 from hf_ebm.scoring.row_memory import RowMemory
 
@@ -160,12 +161,10 @@ class RowRunner:
         token_budget: int | None = None,
         prepare: Callable[[Tensor, EncoderContext | None], tuple[Tensor, dict]] | None = None,
     ):
-        if token_budget is not None and (not isinstance(token_budget, int) or token_budget < 1):
-            raise ValueError(f"token_budget must be a whole number from 1 up, got {token_budget!r}")
         self.position_logits = position_logits
         self.mask_token_id = mask_token_id
         self.vocab_size = vocab_size
-        self.token_budget = token_budget
+        self.token_budget = None if token_budget is None else as_whole("token_budget", token_budget, 1)
         self.prepare = prepare or (lambda ids, context: (ids, {}))
         self._num_rows: dict[int, int] = defaultdict(int)  # by thread
         self.dtype: torch.dtype | None = None

@@ -341,10 +341,10 @@ def test_help(capsys):
 
 REFUSED = {
     "mgs --cost wer": "cost must be a callable or one of edit_distance",
-    "mgs --num_candidates 0": "num_candidates must be 1 or more, got 0",
-    "mgs --mixture 1.5": "mixture must be between 0 and 1, got 1.5",
-    "mgs --max_length_ratio 0": "max_length_ratio must be positive",
-    "minimum-risk --sharpness 0": "sharpness must be positive",
+    "mgs --num_candidates 0": "num_candidates must be a whole number from 1 up, got 0",
+    "mgs --mixture 1.5": "mixture must be a number from 0 to 1, got 1.5",
+    "mgs --max_length_ratio 0": "max_length_ratio must be a number above 0",
+    "minimum-risk --sharpness 0": "sharpness must be a number above 0",
     "policy-gradient --baseline none": "baseline must be one of self_critical, running_mean, got 'none'",
     "mgs --scorer_model {d}/gpt2 --cost repetition": "scorer_model and cost must not both be given",
     "mgs --scorer_model {d}/symbols": "scorer_model must have the vocabulary of the model that is trained, which has",

@@ -112,7 +112,7 @@ def test_repetition():
     assert repetition(ids, n=2).tolist() == pytest.approx([3 / 5, 0, 2 / 3, 0])
     assert repetition(["a b a b a b", "a"], n=2).tolist() == pytest.approx([3 / 5, 0])
     assert repetition_cost(ids, None, n=2).tolist() == pytest.approx([3 / 5, 0, 2 / 3, 0])
-    with pytest.raises(ValueError, match="n must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="n must be a whole number from 1 up, got 0"):
         repetition(ids, n=0)
 
 
@@ -339,7 +339,7 @@ def test_scorer_refusals():
     ]:
         with pytest.raises(ValueError, match=message):
             cost(predictions, None, prompts)
-    with pytest.raises(ValueError, match="batch_size must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number from 1 up, got 0"):
         ScorerCost(model, 0, batch_size=0)
     with pytest.raises(ValueError, match="pad_token_id must be a token id, got None"):
         ScorerCost(model, None)

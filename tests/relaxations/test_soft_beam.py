@@ -194,7 +194,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="labels: row 1 has -100 before its end"):
         search(model, gap)
     for settings, message in (
-        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        ({"num_beams": 0}, "num_beams must be a whole number from 1 up, got 0"),
         ({"alpha": 0.0}, "alpha must be above 0, got 0.0"),
         ({"normalization": "none"}, "normalization must be one of local, global, got 'none'"),
     ):

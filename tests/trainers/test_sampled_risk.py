@@ -223,12 +223,12 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("minimum risk", {"num_candidates": 0}, "num_candidates must be 1 or more, got 0"),
-        ("minimum risk", {"sharpness": 0.0}, "sharpness must be positive, got 0"),
-        ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be positive"),
-        ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must not be negative"),
+        ("minimum risk", {"num_candidates": 0}, "num_candidates must be a whole number from 1 up, got 0"),
+        ("minimum risk", {"sharpness": 0.0}, "sharpness must be a number above 0, got 0"),
+        ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be a number above 0"),
+        ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must be a number from 0 up"),
         ("self-critical", {"baseline": "none"}, "baseline must be one of self_critical, running_mean, got 'none'"),
-        ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be at least 0 and less than 1"),
+        ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be a number from 0 up and below 1"),
     ],
 )
 def test_refusals(kind, settings, message, tmp_path):

@@ -349,17 +349,17 @@ def test_max_search_steps_shortens_the_search_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("soft beam", {"alpha": 0.0}, "alpha must be finite and above 0, got 0.0"),
-        ("soft beam", {"beam_size": 0}, "beam_size must be at least 1, got 0"),
+        ("soft beam", {"alpha": 0.0}, "alpha must be a number above 0, got 0.0"),
+        ("soft beam", {"beam_size": 0}, "beam_size must be a whole number from 1 up, got 0"),
         ("soft beam", {"beam_size": 38}, "beam_size must be at most the vocabulary of 37 tokens, got 38"),
         ("soft beam", {"loss": "ramp"}, "loss must be one of direct, hinge, got 'ramp'"),
         ("soft beam", {"normalization": "no"}, "normalization must be one of local, global, got 'no'"),
-        ("soft beam", {"max_search_steps": 0}, "max_search_steps must be at least 1, got 0"),
+        ("soft beam", {"max_search_steps": 0}, "max_search_steps must be a whole number from 1 up, got 0"),
         ("soft beam", {"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0, got 0.1"),
         ("soft beam", {"activation_checkpointing": True}, "activation_checkpointing .* must be off"),
-        ("self-normalized", {"log_z_weight": -1.0}, "log_z_weight must not be negative, got -1.0"),
+        ("self-normalized", {"log_z_weight": -1.0}, "log_z_weight must be a number from 0 up, got -1.0"),
         ("scheduled sampling", {"inputs": "beam"}, "inputs must be one of .*, got 'beam'"),
-        ("scheduled sampling", {"alpha": -1.0}, "alpha must be finite and above 0, got -1.0"),
+        ("scheduled sampling", {"alpha": -1.0}, "alpha must be a number above 0, got -1.0"),
         ("scheduled sampling", {"teacher_forcing_schedule": "no"}, "teacher_forcing_schedule must be one of"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import torch
 
 from hf_ebm.evaluate_modules.inputs import CheckedInputs, id_rows
 from hf_ebm.objectives.sequence_costs import non_termination
+from hf_ebm.plain_values import whole, wholes
 
 _DESCRIPTION = """\
 Non-termination: the share of decoded sequences of token ids that hold no end token: they were stopped by a limit on
@@ -71,10 +71,8 @@ class NonTermination(CheckedInputs, evaluate.Metric):
 
 
 def _end_ids(end_id: int | Iterable[int]) -> list[int]:
-    try:
-        ends = [operator.index(end) for end in (end_id if isinstance(end_id, Iterable) else [end_id])]
-    except TypeError:
-        ends = []
+    one = whole(end_id)
+    ends = wholes(end_id) if one is None else [one]
     if not ends:
         raise ValueError(f"end_id must be a token id or a list of one or more token ids, got {end_id!r}")
     return ends

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import os
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import check_tokenizer, shown
-from hf_ebm.generation_settings import is_whole
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import (
@@ -30,6 +29,7 @@ from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.streams import LENGTH, chain_generator
@@ -79,7 +79,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
     @torch.no_grad()
     def generate_from_sources(
         self,
-        sources: Iterable[str] | str | Path,
+        sources: Iterable[str] | str | os.PathLike,
         tokenizer: PreTrainedTokenizerBase,
         *,
         lengths: Sequence[int] | str,
@@ -142,7 +142,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
             )
         if not isinstance(lengths, str):
             lengths = _whole_lengths(lengths, len(rows))
-        _check_length_model(lengths, length_model, num_lengths, config)
+        num_lengths = _checked_num_lengths(lengths, length_model, num_lengths, config)
         frames = _frames(self, tokenizer, rows)
         room = _room(self, tokenizer, frames)
         plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
@@ -232,26 +232,28 @@ def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def _whole_lengths(lengths: object, rows: int) -> list[int]:
-    found = list(lengths) if isinstance(lengths, Iterable) and not isinstance(lengths, (Mapping, Set)) else lengths
-    if not isinstance(found, list) or len(found) != rows or not all(is_whole(n) and n >= 1 for n in found):
-        raise ValueError(f"lengths must be {rows} whole numbers from 1 up, one for each source, got {found!r}")
+    found = wholes(lengths, 1)
+    if found is None or len(found) != rows:
+        raise ValueError(f"lengths must be {rows} whole numbers from 1 up, one for each source, got {lengths!r}")
     return found
 
 
-def _check_length_model(
+def _checked_num_lengths(
     lengths: list[int] | str, length_model: PreTrainedModel | None, num_lengths: int, config: ResolvedChainConfig
-) -> None:
+) -> int:
+    """How many lengths compete, of a length model that is there where one is needed."""
     if not isinstance(lengths, str):
         if length_model is not None:
             raise ValueError("length_model was given together with lengths as numbers")
-        return
+        return 1
     if lengths not in ("sample", "energy"):
         raise ValueError(f'lengths must be numbers, "sample" or "energy", got {lengths!r}')
     if not isinstance(length_model, PreTrainedModel):
         given = type(length_model).__name__
         raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}, got {given}")
     classes = int(length_model.config.num_labels or 0) - 1
-    if lengths == "energy" and not (is_whole(num_lengths) and 1 <= num_lengths <= classes):
+    choices = whole(num_lengths)
+    if lengths == "energy" and not (choices is not None and 1 <= choices <= classes):
         raise ValueError(f"num_lengths must be from 1 to the length model's {classes}, got {num_lengths!r}")
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
     if max(sizes) > 1 and config.final_block_size is None:
@@ -259,6 +261,7 @@ def _check_length_model(
             f"block_size {config.block_size} may be above a length that is drawn; with lengths={lengths!r} blocks are "
             "of size 1 or a schedule (final_block_size), which is clamped"
         )
+    return choices or 1
 
 
 def _frames(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> list[list[int]]:

@@ -28,7 +28,7 @@ class EnergyConfig(CompositeConfig):
         prefix_token_ids, suffix_token_ids: ids the tokenizer puts around a text; unconditional sampling does the same.
 
     Raises:
-        ValueError: for an energy or a scoring variant that doesn't exist.
+        ValueError: for an energy or a scoring variant that doesn't exist, and ids that are no whole numbers from 0 up.
     """
 
     model_type = "hf_ebm_energy"
@@ -49,3 +49,7 @@ class EnergyConfig(CompositeConfig):
         super().__post_init__(**kwargs)
         for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
             check_choice(name, getattr(self, name), allowed)
+        self._make_ids_plain(
+            "mask_token_id", "pad_token_id", "special_token_ids", "excluded_token_ids", "prefix_token_ids",
+            "suffix_token_ids",
+        )  # fmt: skip

@@ -5,15 +5,16 @@ Also rows of a source and a target, whose place a placeholder, one mask, holds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.plain_values import as_path
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.energy_base import EnergyBase
@@ -56,7 +57,7 @@ class EncodedText:
         return self.text[self.spans[pieces[0]][0] : self.spans[pieces[-1]][1]]
 
 
-def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
+def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
     """One string per row from a list, a generator, a column of a data set, an open file, or the path of a file.
 
     Raises:
@@ -64,9 +65,9 @@ def as_texts(name: str, texts: Iterable[str] | str | Path) -> list[str]:
     """
     if isinstance(texts, str):
         return [texts]
-    if isinstance(texts, Path):
+    if isinstance(texts, os.PathLike):
         try:
-            with open(texts, encoding="utf-8-sig", newline="\n") as file:
+            with open(as_path(name, texts), encoding="utf-8-sig", newline="\n") as file:
                 return as_texts(name, file)
         except (OSError, UnicodeError) as error:
             raise ValueError(f"{name}: cannot read {texts}: {error}") from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -96,8 +96,8 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
         chain_keys: Sequence[tuple[int, int]] | None = None,
         chain_rows: Sequence[int] | None = None,
-        save_state_to: str | Path | None = None,
-        resume_from: str | Path | None = None,
+        save_state_to: str | os.PathLike | None = None,
+        resume_from: str | os.PathLike | None = None,
         token_budget: int | None = None,
         **overrides: Any,
     ) -> ChainGenerationOutput:
@@ -192,9 +192,10 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
     ) -> _Job:
         asked = generation_config or ChainGenerationConfig()
         config = asked.resolved(self.generation_config, overrides)
-        if inputs["input_ids"] is not None and (asked.lengths or overrides.get("lengths")):
+        given = inputs["input_ids"] is not None
+        if given and (asked.lengths is not None or overrides.get("lengths") is not None):
             raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
-        if inputs["input_ids"] is not None:
+        if given:
             config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
@@ -208,7 +209,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
 
     def _resume(
         self,
-        path: str | Path,
+        path: str | os.PathLike,
         generation_config: ChainGenerationConfig | None,
         overrides: dict[str, Any],
         extra: tuple[ExtraEnergy, ...],
@@ -216,11 +217,12 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
     ) -> _Job:
         run = ChainRun.load(path)
         saved = ChainGenerationConfig(**run.recipe["settings"])
-        asked = {**(generation_config.settings() if generation_config else {}), **overrides}
-        for name, value in asked.items():
-            if name not in _EXTENSIBLE and value is not None and value != getattr(saved, name, None):
-                raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name, None)!r}, not {value!r}")
-        config = saved.resolved(saved, {name: asked[name] for name in _EXTENSIBLE if name in asked})
+        given = {name: value for name, value in overrides.items() if value is not None}
+        asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
+        for name, value in asked.settings().items():
+            if name not in _EXTENSIBLE and value != getattr(saved, name):
+                raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
+        config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
         if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
             raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
         if config.num_epochs < run.epoch:
@@ -292,7 +294,7 @@ def _run_job(
     warp: Warp,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    save_state_to: str | Path | None,
+    save_state_to: str | os.PathLike | None,
 ) -> tuple[ChainRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
@@ -334,7 +336,7 @@ def _run_epochs(
     warp: Warp,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    save_state_to: str | Path | None,
+    save_state_to: str | os.PathLike | None,
 ) -> ChainRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
@@ -366,7 +368,7 @@ def _run_epochs(
     return run
 
 
-def _save_or_warn(run: ChainRun, folder: str | Path) -> None:
+def _save_or_warn(run: ChainRun, folder: str | os.PathLike) -> None:
     """Saves while another error is on its way, which must not be hidden."""
     try:
         run.save(folder)

@@ -22,6 +22,7 @@ from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import keep_weights, load_whole
+from hf_ebm.plain_values import as_text
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+_NAME = "pretrained_model_name_or_path"  # which Transformers lets be `None` beside configuration and weights
 # Fields of `EnergyConfig` that `EnergyModel` and `from_pretrained` take by name.
 _FIELDS = tuple(name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings"))
 
@@ -117,11 +119,12 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         """
         overrides = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
         overrides |= {} if energy is None else {"energy": energy}
-        EnergyConfig(**overrides)  # checks them before anything is loaded
+        checked = EnergyConfig(**overrides)  # before anything is loaded
+        overrides = {name: getattr(checked, name) for name in overrides}
         config = kwargs.get("config")
         hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
         if config is None:
-            found, _ = PreTrainedConfig.get_config_dict(_named(pretrained_model_name_or_path), **hub)
+            found, _ = PreTrainedConfig.get_config_dict(as_text(_NAME, pretrained_model_name_or_path), **hub)
             is_saved = found.get("model_type") == EnergyConfig.model_type
         else:
             is_saved = type(config).model_type == EnergyConfig.model_type
@@ -161,7 +164,7 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         if config is None:
             # What is for the model alone must not end in its configuration (dtype="auto", for one).
             kept = {k: kwargs.pop(k) for k in ("dtype", "torch_dtype", "quantization_config") if k in kwargs}
-            config, kwargs = AutoConfig.from_pretrained(_named(name), return_unused_kwargs=True, **kwargs)
+            config, kwargs = AutoConfig.from_pretrained(as_text(_NAME, name), return_unused_kwargs=True, **kwargs)
             kwargs |= hub | remote_code | kept
         remote = getattr(config, "auto_map", None) or {}
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
@@ -172,7 +175,7 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         check_masked_lm_config(config)
         mlm, info = load_whole(AutoModelForMaskedLM.from_pretrained, name, *args, config=config, **kwargs)
         if processing_class is None:
-            processing_class = own_tokenizer(str(_named(name)), **hub, **remote_code)
+            processing_class = own_tokenizer(as_text(_NAME, name), **hub, **remote_code)
         roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
         model = cls(mlm, **(roles | overrides))
         model.config.name_or_path = model.name_or_path = str(name)
@@ -289,13 +292,6 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.mlm.set_output_embeddings(new_embeddings)
-
-
-def _named(name: str | os.PathLike | None) -> str | os.PathLike:
-    """Transformers takes `None` where configuration and weights are given."""
-    if name is None:
-        raise ValueError("pretrained_model_name_or_path must be a name or a folder, got None")
-    return name
 
 
 def _checked_fields(fields: dict) -> dict:

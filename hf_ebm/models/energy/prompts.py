@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import as_ids, shown
-from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.scoring.rows import EncoderContext, Sequences
@@ -87,7 +87,7 @@ def build_chains(
     if input_ids is not None:
         as_ids("input_ids", input_ids)
     if chain_rows is not None:
-        _check_chain_rows(chain_rows, chain_keys, input_ids)
+        chain_rows = _checked_chain_rows(chain_rows, chain_keys, input_ids)
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     if input_ids is None:
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
@@ -105,7 +105,7 @@ def build_chains(
         context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts)
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
         sequences, free = _copied(
-            checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else list(chain_rows))
+            checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
         )
     ids = sequences.ids
     masks = ids.eq(_mask_id(model))  # padding holds none: `check_inputs` has overwritten it
@@ -116,29 +116,37 @@ def build_chains(
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
 
 
-def _check_chain_rows(
+def _checked_chain_rows(
     chain_rows: Sequence[int], chain_keys: Sequence[tuple[int, int]] | None, input_ids: Tensor | None
-) -> None:
+) -> list[int]:
     if chain_keys is None or input_ids is None:
         raise ValueError("chain_rows was given without chain_keys and input_ids; it says which row each chain takes")
-    if len(chain_rows) != len(chain_keys) or not all(is_whole(row) and 0 <= row < len(input_ids) for row in chain_rows):
+    rows, count = wholes(chain_rows), len(listed(chain_keys) or [])
+    if rows is None or len(rows) != count or max(rows, default=0) >= len(input_ids):
         raise ValueError(
-            f"chain_rows must be {len(chain_keys)} numbers of rows from 0 to {len(input_ids) - 1}, one for each of "
-            f"chain_keys, got {list(chain_rows)[:5]}"
+            f"chain_rows must be {count} numbers of rows from 0 to {len(input_ids) - 1}, one for each of chain_keys, "
+            f"got {shown(chain_rows)}"
         )
+    return rows
 
 
 def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | None, num_chains: int) -> list[ChainKey]:
     """The chains; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
     if chain_keys is None:
         chain_keys = [(prompt, chain) for prompt in range(prompts or 0) for chain in range(num_chains)]
-    keys = [ChainKey(int(prompt), int(chain)) for prompt, chain in chain_keys]
-    allowed = "from 0 up" if prompts is None else f"below {prompts}"
-    wrong = [tuple(key) for key in keys if min(key) < 0 or (prompts is not None and key.prompt >= prompts)]
+    given = listed(chain_keys) or []
+    keys, wrong = [], []
+    for pair in given:
+        numbers = wholes(pair)
+        if numbers is None or len(numbers) != 2 or (prompts is not None and numbers[0] >= prompts):
+            wrong.append(pair)
+        else:
+            keys.append(ChainKey(*numbers))
     if wrong or not keys or len(set(keys)) != len(keys):
+        allowed = "from 0 up" if prompts is None else f"below {prompts}"
         raise ValueError(
             f"chain_keys must be different pairs (prompt {allowed}, chain from 0 up), at least one; "
-            f"got {wrong[:3] or list(chain_keys)[:3]}"
+            f"got {shown(wrong[:3] or given[:3] or chain_keys)}"
         )
     return keys
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.generation_settings import is_whole
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.token_roles import token_roles, tokenizer_of

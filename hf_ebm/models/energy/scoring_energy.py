@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, e
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.models.reranking import RerankMixin
+from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 
@@ -62,7 +63,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
     @torch.no_grad()
     def score(
         self,
-        texts: Iterable[str] | str | Path,
+        texts: Iterable[str] | str | os.PathLike,
         tokenizer: PreTrainedTokenizerBase,
         *,
         prefixes: Iterable[str] | None = None,
@@ -89,7 +90,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
                 or holds a mask token. An empty text has energy 0.
         """
-        variant = self._checked_variant(variant, stride)
+        variant, stride = self._checked_variant(variant), as_whole("stride", stride, 1)
         check_tokenizer("tokenizer", tokenizer)
         if not isinstance(separator, str):
             raise ValueError(f"separator must be a text, got {shown(separator)}")
@@ -131,7 +132,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
 
         Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
         """
-        variant = self._checked_variant(variant, stride)
+        variant, stride = self._checked_variant(variant), as_whole("stride", stride, 1)
         if words is not None or variant == "within_word_l2r":
             words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
         with evaluation_mode(self):  # an encoder-decoder's context is encoded by the check
@@ -142,11 +143,9 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             runner = self._row_runner(token_budget)
             return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
 
-    def _checked_variant(self, variant: str | None, stride: int) -> str:
+    def _checked_variant(self, variant: str | None) -> str:
         variant = self.config.scoring_variant if variant is None else variant
         check_choice("variant", variant, VARIANTS)
-        if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
-            raise ValueError(f"stride must be a whole number from 1 up, got {stride!r}")
         return variant
 
     def _term_lists(

@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_ebm.plain_values import as_number, as_whole
+
 
 class BiLSTMMaskedLMConfig(PreTrainedConfig):
     """Shape of a masked language model of two LSTMs (thesis section 6.2.3).
@@ -34,14 +36,9 @@ class BiLSTMMaskedLMConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name in ("vocab_size", "embedding_dim", "hidden_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            setattr(self, name, as_whole(name, getattr(self, name), 1))
         if self.hidden_size % 2:
             raise ValueError(f"hidden_size must be even, half of it for each side, got {self.hidden_size}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
-        if not self.initializer_range > 0:
-            raise ValueError(f"initializer_range must be positive, got {self.initializer_range!r}")
-        if not isinstance(self.pad_token_id, int) or not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id must be an id from 0 to {self.vocab_size - 1}, got {self.pad_token_id!r}")
+        self.dropout = as_number("dropout", self.dropout, least=0, below=1)
+        self.initializer_range = as_number("initializer_range", self.initializer_range, above=0)
+        self.pad_token_id = as_whole("pad_token_id", self.pad_token_id, 0, self.vocab_size - 1)

@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_ebm.plain_values import as_number, as_whole
+
 ATTENTIONS = ("additive", "fixed")
 INITIAL_STATES = ("encoder", "zero")
 
@@ -65,9 +67,7 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
         for name in _SIZES:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            setattr(self, name, as_whole(name, getattr(self, name), 1))
         for name, allowed in (("attention", ATTENTIONS), ("initial_state", INITIAL_STATES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
@@ -76,10 +76,8 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
                 f"hidden_size must be even with a bidirectional encoder, which has half of it per direction; got "
                 f"{self.hidden_size}"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
-        if not self.initializer_range > 0:
-            raise ValueError(f"initializer_range must be positive, got {self.initializer_range!r}")
+        self.dropout = as_number("dropout", self.dropout, least=0, below=1)
+        self.initializer_range = as_number("initializer_range", self.initializer_range, above=0)
         self._check_token_ids()
 
     @property
@@ -89,11 +87,9 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
 
     def _check_token_ids(self) -> None:
         for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-            value = getattr(self, name)
             # Padding stands in sources too; the others are read and written by the decoder alone.
             limit = min(self.vocab_size, self.num_target_ids) if name == "pad_token_id" else self.num_target_ids
-            if not isinstance(value, int) or not 0 <= value < limit:
-                raise ValueError(f"{name} must be an id from 0 to {limit - 1}, got {value!r}")
+            setattr(self, name, as_whole(name, getattr(self, name), 0, limit - 1))
         if self.pad_token_id == self.eos_token_id:
             raise ValueError(f"eos_token_id must differ from pad_token_id, got {self.eos_token_id} for both")
         if not self.is_encoder_decoder or self.tie_word_embeddings:

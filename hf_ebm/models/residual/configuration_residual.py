@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
@@ -24,6 +26,9 @@ class ResidualEnergyConfig(CompositeConfig):
         start_token_id: the token an empty prefix is made of, if there is one.
         lm_pad_token_id: what stands behind the end of the language model's rows.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
+
+    Raises:
+        ValueError: for ids that are no whole numbers from 0 up.
     """
 
     model_type = "hf_ebm_residual"
@@ -44,3 +49,7 @@ class ResidualEnergyConfig(CompositeConfig):
     lm_pad_token_id: int = 0
     retokenize: bool = False
     tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self._make_ids_plain("end_token_ids", "start_token_id", "lm_pad_token_id")

@@ -81,7 +81,7 @@ class JointGenerationConfig(GenerationSettings):
         def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> ResolvedJointConfig: ...
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
-        """Raises `ValueError` for values out of range and for contradictory ones."""
+        """Makes numbers plain. Raises `ValueError` for values out of range and for contradictory ones."""
         self._check_choice("method", METHODS)
         for name in (
             "max_new_tokens", "num_candidates", "num_samples", "top_k", "stepwise_top_k", "num_rollouts",
@@ -89,8 +89,8 @@ class JointGenerationConfig(GenerationSettings):
         ):  # fmt: skip
             self._check_whole(name, 1)
         self._check_whole("seed", 0)
-        self._check_number("temperature", lambda v: 1e-6 <= v < float("inf"), "a number from 0.000001 up")
-        self._check_number("top_p", lambda v: 0 < v <= 1, "a number above 0 and up to 1")
+        self._check_number("temperature", least=1e-6)
+        self._check_number("top_p", above=0, most=1)
 
 
 if TYPE_CHECKING:

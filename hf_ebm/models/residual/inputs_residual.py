@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_list, as_mask, is_dense, shown
-from hf_ebm.generation_settings import is_whole
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.vocabulary import num_embeddings
 
@@ -106,13 +105,6 @@ def as_id_rows(name: str, rows: object) -> list[Tensor]:
     if not found:
         raise ValueError(f"{name} must be one or more, got none")
     return found
-
-
-def check_whole(least: int, **values: object) -> None:
-    """Raises `ValueError` for a value that is no whole number from `least` up, naming its argument."""
-    for name, value in values.items():
-        if not is_whole(value) or value < least:
-            raise ValueError(f"{name} must be a whole number from {least} up, got {value!r}")
 
 
 def _as_ids(values: Any, place: str) -> Tensor:

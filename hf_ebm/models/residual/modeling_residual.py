@@ -38,6 +38,7 @@ from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
 from hf_ebm.models.special_tokens import special_ids
 from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.plain_values import as_text
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         *,
         lm_tokenizer: PreTrainedTokenizerBase | None = None,
         encoder_tokenizer: PreTrainedTokenizerBase | None = None,
-        lm_reference: str | Path | None = None,
+        lm_reference: str | os.PathLike | None = None,
         lm_revision: str | None = None,
     ):
         given: tuple[PreTrainedModel, PreTrainedModel] | tuple[()] = ()
@@ -134,8 +135,8 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
     @classmethod
     def from_lm_and_encoder(
         cls,
-        lm: str | Path,
-        encoder: str | Path,
+        lm: str | os.PathLike,
+        encoder: str | os.PathLike,
         *,
         keep_lm: str = "value",
         lm_revision: str | None = None,
@@ -156,21 +157,22 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         """
         if keep_lm not in ("value", "reference"):
             raise ValueError(f"keep_lm must be 'value' or 'reference', got {keep_lm!r}")
+        lm, encoder = as_text("lm", lm), as_text("encoder", encoder)
         revision = {"revision": lm_revision} if lm_revision else {}
         hub = {k: v for k, v in kwargs.items() if k in ("token", "cache_dir", "local_files_only", "force_download")}
-        base, _ = load_whole(AutoModelForCausalLM.from_pretrained, str(lm), **kwargs, **revision)
+        base, _ = load_whole(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
         config = AutoConfig.from_pretrained(encoder, **hub)
 
         def load_encoder(*a: Any, **k: Any) -> PreTrainedModel:
             return _encoder_of(AutoModel.from_pretrained, config, *a, **k)
 
-        top, _ = load_whole(load_encoder, str(encoder), **kwargs)
+        top, _ = load_whole(load_encoder, encoder, **kwargs)
         return cls(
             base,
             top,
-            lm_tokenizer=own_tokenizer(str(lm), **hub, **revision),
-            encoder_tokenizer=own_tokenizer(str(encoder), **hub),
-            lm_reference=str(lm) if keep_lm == "reference" else None,
+            lm_tokenizer=own_tokenizer(lm, **hub, **revision),
+            encoder_tokenizer=own_tokenizer(encoder, **hub),
+            lm_reference=lm if keep_lm == "reference" else None,
             lm_revision=lm_revision if keep_lm == "reference" else None,
         )
 
@@ -183,9 +185,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         Raises:
             ValueError: if weights are missing, or the referenced language model is another than it was.
         """
-        if pretrained_model_name_or_path is None:
-            raise ValueError("pretrained_model_name_or_path must be a name or a folder, got None")
-        name = pretrained_model_name_or_path
+        name = as_text("pretrained_model_name_or_path", pretrained_model_name_or_path)
         hub = {k: kwargs[k] for k in ("token", "cache_dir", "local_files_only", "revision", "subfolder") if k in kwargs}
         found, _ = PreTrainedConfig.get_config_dict(name, **hub)
         if found.get("model_type") != ResidualEnergyConfig.model_type:
@@ -197,7 +197,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         model, info = load_whole(super().from_pretrained, name, *args, **kwargs)
         if model.config.lm_reference is not None:
             model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
-        model.lm_tokenizer = own_tokenizer(str(name), **hub)
+        model.lm_tokenizer = own_tokenizer(name, **hub)
         if model.config.retokenize:
             folder = "/".join(filter(None, [hub.get("subfolder"), _ENCODER_TOKENIZER]))
             model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
@@ -367,7 +367,7 @@ def _config_of(
     encoder: PreTrainedModel,
     lm_tokenizer: PreTrainedTokenizerBase | None,
     encoder_tokenizer: PreTrainedTokenizerBase | None,
-    lm_reference: str | Path | None,
+    lm_reference: str | os.PathLike | None,
     lm_revision: str | None,
 ) -> ResidualEnergyConfig:
     retokenize = _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer)
@@ -387,8 +387,8 @@ def _config_of(
     )
     if lm_reference is not None:
         # A folder by its whole path: a relative one would name another in another working directory.
-        folder = Path(lm_reference).is_dir()
-        config.lm_reference = str(Path(lm_reference).resolve() if folder else lm_reference)
+        reference = as_text("lm_reference", lm_reference)
+        config.lm_reference = str(Path(reference).resolve()) if Path(reference).is_dir() else reference
         config.lm_revision = lm_revision
         config.lm_fingerprint, config.lm_reference_dtype = fingerprint(lm), _name(lm.dtype)
         config.lm_dtype = config.lm_reference_dtype

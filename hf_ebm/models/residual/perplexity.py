@@ -19,7 +19,7 @@ from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, check_whole, lm_of
+from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
 from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import (
@@ -28,6 +28,7 @@ from hf_ebm.objectives.partition_function import (
     log_importance_weights,
     log_partition_bounds,
 )
+from hf_ebm.plain_values import as_whole, listed
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.residual_base import ResidualBase
@@ -114,12 +115,11 @@ def residual_perplexity(
         ValueError: before any work, naming the row, for rows that are no such continuations or too long, and for fewer
             than two samples; for NaN energies when they appear.
     """
-    sizes = list(num_samples) or [0] if isinstance(num_samples, Sequence) else [num_samples]
-    for size in sizes:
-        check_whole(2, num_samples=size)
-    check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
-    check_whole(0, seed=seed)
-    sizes = sorted(set(sizes))
+    several = listed(num_samples)
+    sizes = [num_samples] if several is None else several or [0]
+    sizes = sorted({as_whole("num_samples", size, 2) for size in sizes})
+    candidates_at_once = as_whole("candidates_at_once", candidates_at_once, 1)
+    max_new_tokens, seed = as_whole("max_new_tokens", max_new_tokens, 1), as_whole("seed", seed, 0)
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
@@ -200,9 +200,9 @@ def position_log_probs(
         through the encoder for each row that is stopped at `max_new_tokens`.
     """
     enumerate_last = as_truth("enumerate_last", enumerate_last)
-    check_whole(2, num_samples=num_samples)
-    check_whole(1, candidates_at_once=candidates_at_once, max_new_tokens=max_new_tokens)
-    check_whole(0, seed=seed)
+    num_samples = as_whole("num_samples", num_samples, 2)
+    candidates_at_once = as_whole("candidates_at_once", candidates_at_once, 1)
+    max_new_tokens, seed = as_whole("max_new_tokens", max_new_tokens, 1), as_whole("seed", seed, 0)
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
