@@ -9,12 +9,22 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import pytest
 import torch
+from transformers import pipeline
 
-from hf_ebm import ChainGenerationConfig, EnergyConfig, JointGenerationConfig, LSTMSeq2SeqConfig
+import hf_ebm.pipelines  # noqa: F401  # registers the tasks
+from hf_ebm import (
+    ChainGenerationConfig,
+    EnergyConfig,
+    JointGenerationConfig,
+    LSTMSeq2SeqConfig,
+    enumerate_distribution,
+)
 from hf_ebm.models.energy.encoding import as_texts
+from hf_ebm.models.residual.perplexity import residual_perplexity
 from hf_ebm.plain_values import as_number, as_path, as_whole, listed, number, whole, wholes
 from hf_ebm.trainers.mgs import MGSConfig
 from hf_ebm.trainers.soft_beam import SoftBeamConfig
+from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer
 
 WHOLE = [85, np.int64(85), np.uint8(85), torch.tensor(85), torch.tensor(85, dtype=torch.int32), np.array(85),
          Fraction(85), Fraction(170, 2)]  # fmt: skip
@@ -79,14 +89,17 @@ def test_lists():
     assert listed(iter("ab")) == ["a", "b"]
 
 
+class Wrapped:
+    """A path that is neither a text nor a `Path`."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
 def test_paths(tmp_path):
-    class Wrapped:
-        def __init__(self, path):
-            self.path = path
-
-        def __fspath__(self):
-            return self.path
-
     for value in ("a/b", Path("a/b"), PurePosixPath("a/b"), Wrapped("a/b")):
         assert as_path("folder", value) == Path("a/b")
     for value in (b"a/b", Wrapped(b"a/b"), 3, None):
@@ -145,3 +158,77 @@ def test_arguments_of_trainers(tmp_path):
     assert json.loads(args.to_json_string())["beam_size"] == 2
     with pytest.raises(ValueError, match="num_candidates must be a whole number from 1 up, got True"):
         MGSConfig(output_dir=tmp_path, num_candidates=True)
+
+
+def test_chains_are_the_same(tmp_path):
+    model = energy_model()
+    plain = dict(lengths=3, num_chains=2, num_epochs=2, seed=85, token_budget=64, proposal_temperature=0.5)
+    found = dict(
+        lengths=torch.tensor(3), num_chains=np.int8(2), num_epochs=Fraction(2), seed=np.int64(85),
+        token_budget=np.int64(64), proposal_temperature=Fraction(1, 2), chain_keys=np.array([[0, 0], [0, 1]]),
+    )  # fmt: skip
+
+    def extra(ids):
+        return ids.sum(1).double() / 100
+
+    expected = model.generate(**plain, extra_energies=[(0.5, extra)])
+    out = model.generate(**found, extra_energies=[(torch.tensor(0.5), extra)], save_state_to=Wrapped(str(tmp_path)))
+    assert torch.equal(out.samples, expected.samples)
+    assert torch.equal(out.energies, expected.energies)
+    again = model.generate(resume_from=tmp_path, seed=torch.tensor(85), extra_energies=[(Fraction(1, 2), extra)])
+    assert torch.equal(again.samples, expected.samples)
+    ids = torch.tensor([[6, 7, 8], [7, 8, 9]])
+    rows = dict(chain_keys=[(0, 0), (1, 0)], num_epochs=1, seed=1)
+    assert torch.equal(
+        model.generate(ids, chain_rows=np.array([1, 0]), **rows).samples,
+        model.generate(ids, chain_rows=[1, 0], **rows).samples,
+    )
+    with pytest.raises(ValueError, match="token_budget must be a whole number from 1 up, got True"):
+        model.generate(**plain | {"token_budget": True})
+    with pytest.raises(ValueError, match="resume_from must be a name or a path"):
+        model.generate(resume_from=bytes(tmp_path))
+
+
+def test_scores_and_lists_are_the_same():
+    model, texts = energy_model(), ["the cat sat", "the dog sat"]
+    scored = model.score(texts, tokenizer(), variant="stride", stride=2)
+    found = model.score(texts, tokenizer(), variant="stride", stride=np.int64(2), token_budget=torch.tensor(9))
+    assert torch.allclose(found.energy, scored.energy)
+    expected = model.rerank([texts], tokenizer(), base_scores=[[0.5, 0.25]], weight=0.5, length_normalization=1.0)
+    for scores in ([Decimal("0.5"), Fraction(1, 4)], np.array([0.5, 0.25]), torch.tensor([0.5, 0.25])):
+        out = model.rerank(
+            [texts], tokenizer(), base_scores=[scores], weight=np.float32(0.5), length_normalization=Fraction(1)
+        )
+        assert out.scores == expected.scores
+    pipe = pipeline("energy-reranking", model=model, tokenizer=tokenizer())
+    row = {"candidates": texts, "scores": np.array([0.5, 0.25])}
+    assert [one["score"] for one in pipe(row, weight=torch.tensor(0.5))] == pytest.approx(
+        sorted(model.rerank([texts], tokenizer(), base_scores=[[0.5, 0.25]], weight=0.5).scores[0], reverse=True)
+    )
+    sampler = pipeline("energy-sampling", model=model, tokenizer=tokenizer())
+    assert sampler(np.int64(2), seed=np.int64(3), batch_size=np.int64(1)) == sampler({"length": torch.tensor(2)}, seed=3)
+
+
+def test_residual_numbers_are_the_same():
+    model = residual_model()
+    plain = dict(seed=5, num_candidates=8, max_new_tokens=3, num_samples=2)
+    given = dict(seed=np.int64(5), num_candidates=torch.tensor(8), max_new_tokens=Fraction(3), num_samples=np.uint8(2))
+    assert torch.equal(model.generate([[6, 7]], **given).sequences, model.generate([[6, 7]], **plain).sequences)
+    rows = ([[6, 7]], [[8, 9, 10]])
+    found = residual_perplexity(
+        model, *rows, max_new_tokens=np.int64(3), num_samples=np.array([2, 4]), seed=np.int64(1)
+    )
+    assert found.num_samples.tolist() == [2, 4]
+    expected = residual_perplexity(model, *rows, max_new_tokens=3, num_samples=[2, 4], seed=1)
+    assert torch.equal(found.log_partition_lower, expected.log_partition_lower)
+
+
+def test_enumeration():
+    found = enumerate_distribution(
+        lambda ids: ids.sum(1), np.array([1, 2]), np.int64(2), temperature=Fraction(1, 2), chunk_size=torch.tensor(3)
+    )
+    energies = torch.tensor([2.0, 3.0, 3.0, 4.0], dtype=torch.float64)
+    assert torch.allclose(found.log_probabilities, (-2 * energies).log_softmax(0))
+    for wrong in ({"length": 2.0}, {"temperature": 0}, {"tokens": []}, {"limit": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            enumerate_distribution(lambda ids: ids.sum(1), **{"tokens": [1], "length": 1, **wrong})

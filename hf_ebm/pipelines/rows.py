@@ -12,6 +12,7 @@ from transformers.pipelines.base import no_collate_fn
 from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
 
 from hf_ebm.pipelines.loading import LoadFailure, ready_model
+from hf_ebm.plain_values import as_whole
 
 
 class RowPipeline(Pipeline):
@@ -82,6 +83,9 @@ class RowPipeline(Pipeline):
         if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
             self._sanitize_parameters(**kwargs)
             return []  # Transformers looks at the first input
+        batch_size = self._batch_size if batch_size is None else batch_size
+        if batch_size is not None:
+            batch_size = as_whole("batch_size", batch_size, 1)
         if isinstance(inputs, Iterable) and not isinstance(inputs, (str, Mapping, list)):
             inputs = (item for item in inputs)  # of iterables it streams generators alone
         return super().__call__(inputs, *args, num_workers=num_workers, batch_size=batch_size, **kwargs)
