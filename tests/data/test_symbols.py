@@ -73,7 +73,7 @@ def test_building_is_checked():
         symbol_tokenizer("a b", ["c"])
     with pytest.raises(ValueError, match="targets must hold one symbol or more"):
         symbol_tokenizer([" "], ["c"])
-    with pytest.raises(ValueError, match="model_max_length must be a whole number of 1 or more, got 0"):
+    with pytest.raises(ValueError, match="model_max_length must be a whole number from 1 up, got 0"):
         symbol_tokenizer(["a"], ["b"], model_max_length=0)
     with pytest.raises(ValueError, match="tokenizer must come from symbol_tokenizer"):
         num_target_ids(small_tokenizer("wordpiece"))
@@ -136,7 +136,7 @@ def test_pairs_are_checked(tokenizer):
         encode_pairs(pairs(), tokenizer)
     with pytest.raises(ValueError, match="target of row 0 must be a text, got None"):
         encode_pairs(pairs(("L", None)), tokenizer)
-    with pytest.raises(ValueError, match="max_target_length must be a whole number of 1 or more, or None, got 0"):
+    with pytest.raises(ValueError, match="max_target_length must be a whole number from 1 up, got 0"):
         encode_pairs(pairs(("L", "-")), tokenizer, max_target_length=0)
 
 
@@ -196,7 +196,7 @@ def test_completions_are_checked(tokenizer):
         (3, 3, 7): "target of row 1 has 4 tokens, more than the 3 allowed",
         (3, 4, 6): "row 1 has 3 source and 4 target tokens, together more than the 6 allowed",
         (None, None, None): "row 1 has 3 source and 4 target tokens, together more than the 6",  # model_max_length
-        (None, None, 0): "max_length must be a whole number of 1 or more, or None, got 0",
+        (None, None, 0): "max_length must be a whole number from 1 up, got 0",
     }.items():
         with pytest.raises(ValueError, match=message):
             encode_completions(rows, tokenizer, 2, *limits)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.token_roles import token_roles, tokenizer_of
+from hf_ebm.plain_values import as_whole
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
@@ -24,11 +25,9 @@ def resized_number(present: int, new_num_tokens: int | None, pad_to_multiple_of:
     Raises:
         ValueError: for what is no whole number from 1 up.
     """
-    for name, value in (("new_num_tokens", new_num_tokens), ("pad_to_multiple_of", pad_to_multiple_of)):
-        if value is not None and (not is_whole(value) or value < 1):
-            raise ValueError(f"{name} must be a whole number from 1 up, got {value!r}")
-    number = present if new_num_tokens is None else new_num_tokens
-    return number if pad_to_multiple_of is None else -(-number // pad_to_multiple_of) * pad_to_multiple_of
+    number = present if new_num_tokens is None else as_whole("new_num_tokens", new_num_tokens, 1)
+    multiple = 1 if pad_to_multiple_of is None else as_whole("pad_to_multiple_of", pad_to_multiple_of, 1)
+    return -(-number // multiple) * multiple
 
 
 def resized_roles(
