@@ -44,7 +44,10 @@ def listed(value: Any) -> list | None:
     if isinstance(value, (str, bytes, Mapping, Set)) or getattr(value, "ndim", None) == 0:
         return None
     if hasattr(value, "ndim"):
-        return value.tolist()
+        try:
+            return value.tolist()
+        except (AttributeError, RuntimeError):  # a table, a sparse tensor, one on the meta device
+            return None
     return list(value) if isinstance(value, Iterable) else None
 
 

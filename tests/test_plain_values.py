@@ -82,7 +82,21 @@ def test_lists():
         found = wholes(value, 1)
         assert found == [1, 2]
         assert {type(member) for member in found} == {int}
-    for value in ("12", b"12", {1: 2}, {1, 2}, 12, np.array(12), [1, "2"], [1, True], [[1, 2]], torch.tensor([1.0])):
+    sparse, meta = torch.tensor([1, 2]).to_sparse(), torch.tensor([1, 2], device="meta")
+    for value in (
+        "12",
+        b"12",
+        {1: 2},
+        {1, 2},
+        12,
+        np.array(12),
+        sparse,
+        meta,
+        [1, "2"],
+        [1, True],
+        [[1, 2]],
+        torch.tensor([1.0]),
+    ):
         assert wholes(value) is None
     assert wholes([]) == []
     assert wholes([0], 1) is None
@@ -200,6 +214,14 @@ def test_scores_and_lists_are_the_same():
             [texts], tokenizer(), base_scores=[scores], weight=np.float32(0.5), length_normalization=Fraction(1)
         )
         assert out.scores == expected.scores
+    for given, message in {
+        "base_scores must be a list": 5, "list 0 must hold": [["a", "b"]], "one score per candidate": [[1.0]],
+        "base_scores: list 0": [None],
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=given):
+            model.rerank([texts], tokenizer(), base_scores=message)
+    with pytest.raises(ValueError, match="length_normalization must leave 3"):
+        model.rerank([texts], tokenizer(), length_normalization=1e4)
     pipe = pipeline("energy-reranking", model=model, tokenizer=tokenizer())
     row = {"candidates": texts, "scores": np.array([0.5, 0.25])}
     assert [one["score"] for one in pipe(row, weight=torch.tensor(0.5))] == pytest.approx(

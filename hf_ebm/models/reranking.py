@@ -120,9 +120,9 @@ def _checked_base_scores(base_scores: Iterable[Sequence[float]] | None, lists: l
             raise ValueError(f"base_scores: list {row} must hold finite numbers, got {shown(scores)}")
         given.append(plain)
     if [len(own) for own in given] != [len(texts) for texts in lists]:
-        row = next(
+        other = next(
             (i for i, (own, texts) in enumerate(zip(given, lists, strict=False)) if len(own) != len(texts)), None
         )
-        what = f"{len(given)} lists for {len(lists)}" if row is None else f"{len(given[row])} scores in list {row}"
+        what = f"{len(given)} lists for {len(lists)}" if other is None else f"{len(given[other])} scores in list {other}"
         raise ValueError(f"base_scores must have one score per candidate; there are {what}")
     return given
