@@ -123,6 +123,8 @@ def _checked_base_scores(base_scores: Iterable[Sequence[float]] | None, lists: l
         other = next(
             (i for i, (own, texts) in enumerate(zip(given, lists, strict=False)) if len(own) != len(texts)), None
         )
-        what = f"{len(given)} lists for {len(lists)}" if other is None else f"{len(given[other])} scores in list {other}"
+        what = (
+            f"{len(given)} lists for {len(lists)}" if other is None else f"{len(given[other])} scores in list {other}"
+        )
         raise ValueError(f"base_scores must have one score per candidate; there are {what}")
     return given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_ebm.checks import as_truth
 from hf_ebm.generation_settings import GenerationSettings
 from hf_ebm.plain_values import number, whole, wholes
 
@@ -155,9 +156,8 @@ class ChainGenerationConfig(GenerationSettings):
             if tokens is None:
                 raise ValueError(f"suppress_tokens must be a list of token ids, got {self.suppress_tokens!r}")
             self.suppress_tokens = tokens
-        if self.exclude_current not in (None, True, False):
-            raise ValueError(f"exclude_current must be True or False, got {self.exclude_current!r}")
-        self.exclude_current = None if self.exclude_current is None else bool(self.exclude_current)
+        if self.exclude_current is not None:
+            self.exclude_current = as_truth("exclude_current", self.exclude_current)
 
     def _check_combinations(self) -> None:
         epochs = self.num_epochs

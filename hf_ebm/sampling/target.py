@@ -124,10 +124,10 @@ class Target:
                 number that its weight makes infinite.
         """
         total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-        for place, (weight, function) in enumerate(self.extra):
+        for index, (weight, function) in enumerate(self.extra):
             if not weight:
                 continue
-            place = f"extra_energies: entry {place} ({name_of(function)})"
+            place = f"extra_energies: entry {index} ({name_of(function)})"
             value = row_numbers(place, function(ids.clone()), len(ids), ids.device)
             total = total + weight * value
             wrong = total.isnan() | (total == -torch.inf) | (total.isinf() & value.isfinite())
