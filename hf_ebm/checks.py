@@ -134,7 +134,7 @@ def row_numbers(place: str, returned: object, rows: int, device: torch.device) -
     """What a callable returned as (rows,) float64; `place` is what the error names."""
     try:
         found = returned if isinstance(returned, Tensor) else torch.as_tensor(returned, dtype=torch.float64)
-        fits = tuple(found.shape) == (rows,) and not found.is_complex()
+        fits = tuple(found.shape) == (rows,) and not (found.is_complex() or found.is_meta)
         found = found.to_dense().to(device, torch.float64)
     except CONVERSION_ERRORS:
         fits = False

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from hf_ebm.checks import shown
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
 
@@ -48,6 +49,8 @@ class LossTermsMixin(PublishingTrainerMixin):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
+        if model is not None and not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a model object, got {shown(model)}")
         if isinstance(model, PreTrainedModel):
             self.check_model(model)
         super().__init__(model=model, args=args, **kwargs)

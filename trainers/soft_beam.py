@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_ebm.checks import as_callable
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
@@ -100,8 +101,9 @@ class SoftBeamTrainer(StepwiseTrainer):
         cost: DecomposableCost | None = None,
         **kwargs: Any,
     ):
+        cost = HammingCost() if cost is None else as_callable("cost", cost)
         super().__init__(model=model, args=args, **kwargs)
-        self.cost = HammingCost() if cost is None else cost
+        self.cost = cost
         vocab_size = len(self.decoder.embedding_weight)
         beams = self.args.beam_size
         if beams > vocab_size:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hf_ebm.checks import check_choice
+
 MODULES = (
     "edit_distance",
     "energy_gap",
@@ -27,6 +29,5 @@ def module_path(name: str) -> str:
     Raises:
         ValueError: for a name that isn't in `MODULES`.
     """
-    if name not in MODULES:
-        raise ValueError(f"name must be one of {', '.join(MODULES)}, got {name!r}")
+    check_choice("name", name, MODULES)
     return str(Path(__file__).parent / name)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from hf_ebm.checks import is_dense, shown
+
 # labels (B, T), vocabulary size V -> the cost of every token (B, T, V), or of any token but the label (B, T)
 DecomposableCost = Callable[[torch.Tensor, int], torch.Tensor]
 
@@ -54,8 +56,8 @@ def check_costs(costs: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> t
         ValueError: for another shape than (B, T) or (B, T, V), or a value that isn't finite.
     """
     shapes = (tuple(labels.shape), (*labels.shape, vocab_size))
-    if tuple(costs.shape) not in shapes:
-        raise ValueError(f"cost must return a tensor of shape {shapes[0]} or {shapes[1]}, got {tuple(costs.shape)}")
+    if not is_dense(costs) or not costs.is_floating_point() or tuple(costs.shape) not in shapes:
+        raise ValueError(f"cost must return a tensor of floats of shape {shapes[0]} or {shapes[1]}, got {shown(costs)}")
     if not bool(torch.isfinite(costs).all()):
         raise ValueError("cost must return finite numbers, got inf or nan")
     return costs.detach()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hf_ebm.checks import shown
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
@@ -36,6 +37,8 @@ class ScorerCost:
     reads = "ids"
 
     def __init__(self, model: nn.Module, pad_token_id: int, batch_size: int = 64):
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            raise ValueError(f"model must be a language model, a module with a config, got {shown(model)}")
         if pad_token_id is None:
             raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
         self.model = model

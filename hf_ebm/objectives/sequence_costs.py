@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
+from hf_ebm.checks import as_callable, check_choice, name_of, row_numbers, shown
 from hf_ebm.data.metrics import nearest_reference
 from hf_ebm.plain_values import as_whole
 
@@ -157,8 +158,8 @@ class SequenceCost:
     reads: Literal["texts", "ids"]
 
     def __post_init__(self) -> None:
-        if self.reads not in ("texts", "ids"):
-            raise ValueError(f"reads of the cost {self.name} must be 'texts' or 'ids', got {self.reads!r}")
+        check_choice(f"reads of the cost {self.name}", self.reads, ("texts", "ids"))
+        as_callable(f"function of the cost {self.name}", self.function)
 
     @cached_property
     def takes_prompts(self) -> bool:
@@ -174,14 +175,8 @@ class SequenceCost:
         """
         given = {"prompts": prompts} if self.takes_prompts else {}
         returned = self.function(predictions, references, **given)
-        try:
-            costs = torch.as_tensor(returned, dtype=torch.float32).detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"the cost {self.name} must return a number for each row, got {returned!r}") from error
-        if costs.shape != (len(predictions),):
-            raise ValueError(
-                f"the cost {self.name} must return the shape ({len(predictions)},), got {tuple(costs.shape)}"
-            )
+        device = returned.device if isinstance(returned, torch.Tensor) else torch.device("cpu")
+        costs = row_numbers(f"the cost {self.name}", returned, len(predictions), device).float().detach()
         for row in (~costs.isfinite()).nonzero()[:1, 0].tolist():
             raise ValueError(f"the cost {self.name} must be finite, got {float(costs[row])} in row {row}")
         return costs
@@ -211,9 +206,9 @@ def as_cost(cost: str | Callable[..., Any] | SequenceCost) -> SequenceCost:
         return cost
     if isinstance(cost, str) and cost in COSTS:
         return COSTS[cost]
-    if not callable(cost):
-        raise ValueError(f"cost must be a callable or one of {', '.join(COSTS)}, got {cost!r}")
-    return SequenceCost(getattr(cost, "__name__", type(cost).__name__), cost, getattr(cost, "reads", "texts"))
+    if not callable(cost) or isinstance(cost, type):
+        raise ValueError(f"cost must be a callable or one of {', '.join(COSTS)}, got {shown(cost)}")
+    return SequenceCost(name_of(cost), cost, getattr(cost, "reads", "texts"))
 
 
 def _takes_prompts(function: Callable[..., Any]) -> bool:
@@ -261,8 +256,11 @@ def _symbol_rows(sequences: Sequence, argument: str) -> list[Symbols]:
 
 
 def _check_list(sequences: Sequence, argument: str) -> None:
-    if isinstance(sequences, str) or not hasattr(sequences, "__len__") or not len(sequences):
-        raise ValueError(f"{argument} must be a list of one or more texts or lists of token ids, got {sequences!r}")
+    unfit = isinstance(sequences, (str, bytes, Mapping, Set)) or getattr(sequences, "ndim", 1) == 0
+    if unfit or not hasattr(sequences, "__len__") or not len(sequences):
+        raise ValueError(
+            f"{argument} must be a list of one or more texts or lists of token ids, got {shown(sequences)}"
+        )
 
 
 def _symbols(sequence: str | Sequence, argument: str, row: int) -> Symbols:
@@ -273,8 +271,10 @@ def _ids(sequence: Sequence, argument: str, row: int) -> list[int]:
     try:
         # Python ints: tensors of equal value would count as different symbols.
         return list(map(operator.index, sequence))
-    except TypeError:
-        raise ValueError(f"{argument} must be texts or lists of token ids, got {sequence!r} in row {row}") from None
+    except (TypeError, RuntimeError):
+        raise ValueError(
+            f"{argument} must be texts or lists of token ids, got {shown(sequence)} in row {row}"
+        ) from None
 
 
 def _costs(costs: Iterable[float]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import no_collate_fn
 from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
 
+from hf_ebm.checks import shown
 from hf_ebm.pipelines.loading import LoadFailure, ready_model
 from hf_ebm.plain_values import as_whole
 
@@ -80,6 +81,9 @@ class RowPipeline(Pipeline):
     def __call__(
         self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
+        # Of bytes these would be numbers, and a set has no order.
+        if isinstance(inputs, (bytes, bytearray, Set)) or getattr(inputs, "ndim", 1) == 0:
+            raise ValueError(f"inputs must be one input, or a list or another iterable of them, got {shown(inputs)}")
         if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
             self._sanitize_parameters(**kwargs)
             return []  # Transformers looks at the first input

@@ -42,7 +42,7 @@ def test_all_folders_are_modules():
 
 @pytest.mark.parametrize("name", ["bleu", "", "Repetition", None])
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match=rf"name must be one of edit_distance, .*, repetition, got {name!r}"):
+    with pytest.raises(ValueError, match=rf"name must be one of 'edit_distance', .*, 'repetition', got {name!r}"):
         module_path(name)
 
 

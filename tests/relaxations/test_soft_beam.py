@@ -185,7 +185,7 @@ def test_refusals():
     model, batch = tiny_seq2seq("lstm additive"), seq2seq_batch("lstm additive")
     with pytest.raises(ValueError, match="num_beams must be at most the vocabulary of 37 tokens, got 38"):
         search(model, batch, SoftBeamSettings(38))
-    with pytest.raises(ValueError, match=r"cost must return a tensor of shape \(3, 8\) or \(3, 8, 37\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"cost must return .* \(3, 8\) or \(3, 8, 37\), got .* \(3,\)"):
         search(model, batch, cost=lambda labels, size: torch.ones(3))
     with pytest.raises(ValueError, match="cost must return finite numbers"):
         search(model, batch, cost=lambda labels, size: torch.full(labels.shape, math.inf))

@@ -1,0 +1,77 @@
+"""Costs of a wrong kind, and trainers and pipelines given what they can't take: errors that name the argument."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import pipeline
+
+import hf_ebm.pipelines  # noqa: F401  # registers the tasks
+from hf_ebm.evaluate_modules import module_path
+from hf_ebm.objectives.decomposable_costs import check_costs
+from hf_ebm.objectives.scorer_cost import ScorerCost
+from hf_ebm.objectives.sequence_costs import COSTS, SequenceCost, as_cost, repetition
+from hf_ebm.trainers import CrossEntropyTrainer, SearchAwareConfig, SoftBeamConfig, SoftBeamTrainer
+from tests.models.tokenizers_for_tests import small_model, small_tokenizer
+
+
+@pytest.mark.parametrize("cost", [7, None, ["edit_distance"], {"a": 1}, np.array(["edit_distance"]), dict])
+def test_costs(cost):
+    with pytest.raises(ValueError, match=r"cost must be a callable or one of edit_distance.*, got"):
+        as_cost(cost)
+
+
+@pytest.mark.parametrize("settings", [("mine", None, "ids"), ("mine", 3, "texts"), ("mine", len, ["ids"])])
+def test_sequence_costs(settings):
+    with pytest.raises(ValueError, match="of the cost mine must be"):
+        SequenceCost(*settings)
+
+
+@pytest.mark.parametrize("returned", [{"a": 1.0}, "x", None, torch.ones(1, device="meta"), [1j], [[1.0]], {1.0}])
+def test_what_a_cost_returns(returned):
+    cost = SequenceCost("mine", lambda predictions, references: returned, "ids")
+    with pytest.raises(
+        ValueError, match=r"the cost mine returned .* must return a number for each row, of shape \(1,\)"
+    ):
+        cost([[1, 2]], [[1, 2]])
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, [[1.0]], torch.ones(1, 2, dtype=torch.long), torch.ones(2, 2)])
+def test_what_a_decomposable_cost_returns(returned):
+    with pytest.raises(ValueError, match=r"cost must return a tensor of floats of shape .* got"):
+        check_costs(returned, torch.zeros(1, 2, dtype=torch.long), 3)
+
+
+@pytest.mark.parametrize(
+    "predictions", [7, b"ab", {1: 2}, {1}, torch.tensor(1), torch.ones(1, 2, device="meta").long()]
+)
+def test_rows_of_ids(predictions):
+    for function in (repetition, lambda given: COSTS["repetition"](given, [[1]])):
+        with pytest.raises(ValueError, match=r"predictions must be .*list"):
+            function(predictions)
+
+
+@pytest.mark.parametrize("model", [None, "gpt2", torch.nn.Linear(1, 1)])
+def test_scorers(model):
+    with pytest.raises(ValueError, match="model must be a language model"):
+        ScorerCost(model, 0)
+
+
+def test_trainers(tmp_path):
+    with pytest.raises(ValueError, match="model must be a model object, got 'gpt2'"):
+        CrossEntropyTrainer("gpt2", SearchAwareConfig(tmp_path, report_to=[], use_cpu=True))
+    with pytest.raises(ValueError, match="cost must be callable, got 'edit_distance'"):
+        SoftBeamTrainer(None, SoftBeamConfig(tmp_path, report_to=[], use_cpu=True), "edit_distance")
+
+
+@pytest.mark.parametrize("inputs", [b"the cat", {"the cat"}, torch.tensor(1), np.array("the cat")])
+def test_pipelines(inputs):
+    tokenizer = small_tokenizer("wordpiece")
+    pipe = pipeline("energy-scoring", model=small_model(tokenizer), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="inputs must be one input, or a list or another iterable of them, got"):
+        pipe(inputs)
+
+
+@pytest.mark.parametrize("name", [None, 7, np.array(["repetition", "novel_rate"])])
+def test_names_of_modules(name):
+    with pytest.raises(ValueError, match="name must be one of 'edit_distance'"):
+        module_path(name)
