@@ -5,6 +5,8 @@ Lists of families would have to be kept, and settings (`is_decoder`, attention k
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,11 +18,13 @@ from hf_ebm.vocabulary import num_embeddings
 @torch.no_grad()
 def is_causal(model: PreTrainedModel) -> bool:
     """Whether what stands behind a token leaves its output the same."""
-    row, mask = _tokens(model), torch.ones_like(_tokens(model))
+    row = five_tokens(model)
+    takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
+    inputs = {"attention_mask": torch.ones_like(row)} if takes_mask else {}
     other = row.clone()
     other[0, -1] = (other[0, -1] + 1) % num_embeddings(model)
     with evaluation_mode(model), state_kept(model):
-        first, second = (model(input_ids=ids, attention_mask=mask)[0][:, :-1] for ids in (row, other))
+        first, second = (model(input_ids=ids, **inputs)[0][:, :-1] for ids in (row, other))
     # A bidirectional model before training differs by little, so no more is allowed than the order of a sum can make;
     # half precision would hide as much, but there two passes of one shape are equal.
     allowed = 16 * torch.finfo(first.dtype).eps * float(first.abs().max())
@@ -29,9 +33,21 @@ def is_causal(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
+def has_token_logits(model: PreTrainedModel) -> bool:
+    """Whether a model gives, from ids alone, a logit for each id at every position."""
+    row = five_tokens(model)
+    try:
+        with evaluation_mode(model), state_kept(model):
+            logits = model(input_ids=row, return_dict=True).logits
+    except Exception:  # whatever a model's own code raises on inputs it isn't made for
+        return False
+    return isinstance(logits, Tensor) and tuple(logits.shape) == (*row.shape, num_embeddings(model))
+
+
+@torch.no_grad()
 def hidden_size_if_padding_is_ignored(encoder: PreTrainedModel, pad_id: int) -> int | None:
     """The size of an encoder's hidden states, `None` if those of a row depend on how far it is padded."""
-    row = _tokens(encoder)
+    row = five_tokens(encoder)
     padded = torch.cat([row, torch.full_like(row, pad_id)], 1)
     mask = torch.ones_like(padded)
     mask[:, row.shape[1] :] = 0
@@ -67,5 +83,6 @@ def share_parameters(first: nn.Module, second: nn.Module) -> bool:
     return any(id(parameter) in own for parameter in second.parameters())
 
 
-def _tokens(model: PreTrainedModel) -> Tensor:
+def five_tokens(model: PreTrainedModel) -> Tensor:
+    """A row of ids (1, 5) to try a model on."""
     return torch.arange(1, 6, device=model.device)[None] % num_embeddings(model)

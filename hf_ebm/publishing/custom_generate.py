@@ -65,7 +65,8 @@ def generate(
     )  # fmt: skip
     given = {**dict(zip(names, (prompt, attention_mask), strict=True)), **kwargs}
     given = {name: value for name, value in given.items() if value is not None}
-    sampler = EnergyModel(model, energy=energy, **token_roles(tokenizer, num_embeddings(model)))
+    roles: dict[str, Any] = token_roles(tokenizer, num_embeddings(model))
+    sampler = EnergyModel(model, energy=energy, **roles)
     return sampler.generate(
         generation_config=generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
         streamer=streamer, **given,

@@ -256,10 +256,15 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
 
 
 def _make(model: nn.Module, base: nn.Module) -> tuple:
-    """What tells whether a model was changed: the size of its base, and the modules of its head with their hooks."""
+    """What tells whether a model was changed: the size of its base, the modules of its head with their hooks, and which
+    adapters are on.
+    """
     inside = set(base.modules())
     head = (module for module in model.modules() if module not in inside)
-    return len(inside), tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
+    layers = (module for module in model.modules() if hasattr(module, "_disable_adapters"))  # PEFT's
+    adapters = [(one._disable_adapters, one.active_adapters, getattr(one, "merged_adapters", ())) for one in layers]
+    parts = tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
+    return len(inside), parts, repr(adapters)
 
 
 def _two_rows(one: Pass) -> Pass:

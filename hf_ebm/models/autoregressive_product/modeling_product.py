@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTraine
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.checks import as_ids, as_mask, as_numbers_of
+from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
-from hf_ebm.models.configs import is_config
+from hf_ebm.models.configs import inner_config, is_config
+from hf_ebm.models.own_code import refuse_class_of_its_own
 from hf_ebm.models.position_limits import counts_padding
 from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
@@ -50,11 +52,11 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
             config = lm
         else:
             given = _checked_models(lm, residual)
-            configs = [model.config.to_dict() for model in given]
+            configs = [copy.deepcopy(model.config) for model in given]
             config = ProductLMConfig(text_config=configs[0], residual_config=configs[1])
         super().__init__(config)
         self.lm, self.residual = given or (
-            AutoModelForCausalLM.from_config(own) for own in (config.text_config, config.residual_config)
+            AutoModelForCausalLM.from_config(inner_config(own)) for own in (config.text_config, config.residual_config)
         )
         keep_weights(self.modules() if given else ())
         self.config.text_config, self.config.residual_config = self.lm.config, self.residual.config
@@ -93,6 +95,13 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
         model, info = load_whole(super().from_pretrained, pretrained_model_name_or_path, *args, **kwargs)
         model.lm.requires_grad_(False).eval()
         return (model, info) if wants_info else model  # type: ignore[return-value]  # annotated as in Transformers
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """The stock one's. Raises `ValueError` for parts with adapters or code of their own, before it writes."""
+        for name, part in (("lm", self.lm), ("residual", self.residual)):
+            refuse_adapters(name, part)
+            refuse_class_of_its_own(name, part, AutoModelForCausalLM)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def forward(
         self,

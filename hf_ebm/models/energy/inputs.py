@@ -11,6 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from hf_ebm.checks import as_ids, as_mask
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.probes import has_token_logits, is_causal
 from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
 
 if TYPE_CHECKING:
@@ -39,13 +40,17 @@ def check_masked_lm(mlm: PreTrainedModel) -> None:
     for entry in MODEL_FOR_MASKED_LM_MAPPING_NAMES.values():
         names.update([entry] if isinstance(entry, str) else entry)
     names.update(cls.__name__ for cls in MODEL_FOR_MASKED_LM_MAPPING._extra_content.values())
-    if not any(cls.__name__ in names for cls in type(mlm).__mro__):
+    known = any(cls.__name__ in names for cls in type(mlm).__mro__)
+    # Classes of a checkpoint's or a user's own code may have any name.
+    if not known and (type(mlm).__module__.startswith("transformers.") or not has_token_logits(mlm)):
         raise ValueError(
             f"mlm: {type(mlm).__name__} has no masked-language-model head; an energy needs a model of a class that "
             f"{AutoModelForMaskedLM.__name__} makes (BertForMaskedLM, ModernBertForMaskedLM, EsmForMaskedLM, …), "
             "because it masks a position and reads that position's logits given both sides"
         )
     check_masked_lm_config(mlm.config)
+    if not known and is_causal(mlm):
+        raise ValueError(f"mlm: {type(mlm).__name__} is causal; an energy needs a bidirectional masked language model")
 
 
 def check_masked_lm_config(config: PreTrainedConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,34 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-from transformers.utils import ModelOutput
+from transformers.utils import CONFIG_NAME, ModelOutput
 
 from hf_ebm.model_outputs import model_output
+from hf_ebm.models.adapters import (
+    adapter_settings,
+    base_arguments,
+    found_file,
+    has_adapters,
+    load_adapter,
+    refuse_other_adapter,
+    unwrapped,
+)
 from hf_ebm.models.configs import inner_config, is_config
+from hf_ebm.models.energy.adapters_energy import EnergyAdaptersMixin
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.resizing import rehearse, resized_number, resized_roles
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
+from hf_ebm.models.own_code import (
+    check_found_again,
+    check_trust,
+    has_own_code,
+    load_inner_code,
+    refuse_own_code,
+    save_code,
+)
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.plain_values import as_text
@@ -53,12 +72,20 @@ class EnergyOutput(ModelOutput):
     token_energies: Tensor
 
 
-class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixin, PreTrainedModel):
+class EnergyModel(
+    PublishingMixin, EnergyAdaptersMixin, ConditionalGenerationMixin, EnergyScoringMixin, PreTrainedModel
+):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
-    `EnergyConfig` by name; `EnergyModel.from_pretrained` takes a masked-LM checkpoint or a saved `EnergyModel`. The
-    masked language model stays reachable as `.mlm`.
+    `EnergyConfig` by name; `EnergyModel.from_pretrained` takes a masked-LM checkpoint, an adapter of one, or a saved
+    `EnergyModel`. The masked language model stays reachable as `.mlm`; of a `PeftModel` it is the base model with the
+    adapters' layers.
+
+    Args:
+        mlm: a masked language model, or an `EnergyConfig` to make one of.
+        mlm_class: with an `EnergyConfig`, the class of the masked language model where a checkpoint's own code has it;
+            by default what `AutoModelForMaskedLM` makes.
 
     Raises:
         ValueError: for a model without a masked-LM head, or of a family that cannot work (the message says why).
@@ -74,23 +101,30 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
     _supports_flex_attn = True
     _supports_attention_backend = True
 
-    def __init__(self, mlm: PreTrainedModel | EnergyConfig, **fields: Any):
+    def __init__(
+        self, mlm: PreTrainedModel | EnergyConfig, *, mlm_class: type[PreTrainedModel] | None = None, **fields: Any
+    ):
         given = None
+        mlm = unwrapped("mlm", mlm)  # type: ignore[assignment]  # checked below
         if is_config(mlm, EnergyConfig):
             if fields:
                 raise ValueError(
                     f"with an EnergyConfig there are no further arguments; got {', '.join(sorted(fields))}"
                 )
             config = mlm
-            check_masked_lm_config(inner_config(config.text_config))
+            inner = inner_config(config.text_config)
+            check_masked_lm_config(inner)
+            if mlm_class is None:
+                refuse_own_code("text_config", inner, AutoModelForMaskedLM)
         elif isinstance(mlm, PreTrainedModel):
             check_masked_lm(mlm)
             given = mlm
-            config = EnergyConfig(text_config=mlm.config.to_dict(), **_checked_fields(fields))
+            config = EnergyConfig(text_config=copy.deepcopy(mlm.config), **_checked_fields(fields))
         else:
             raise ValueError(f"mlm must be a masked language model or an EnergyConfig, got {type(mlm).__name__}")
         super().__init__(config)
-        self.mlm = given if given is not None else AutoModelForMaskedLM.from_config(config.text_config)
+        make = AutoModelForMaskedLM.from_config if mlm_class is None else mlm_class._from_config
+        self.mlm = given if given is not None else make(config.text_config)
         keep_weights(self.mlm.modules() if given is not None else ())
         self.config.text_config = self.mlm.config
         self.post_init()
@@ -106,43 +140,56 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Loads a masked-LM checkpoint or a saved `EnergyModel`, with the usual arguments of Transformers.
+        """Loads a masked-LM checkpoint, an adapter of one or a saved `EnergyModel`, with Transformers' usual arguments.
 
         Args:
             pretrained_model_name_or_path: Hub name or folder.
             energy: `"local"` (default for a masked-LM checkpoint) or `"raw"`; `None` keeps what was saved.
             processing_class: tokenizer (or processor) to take the token roles from; by default the checkpoint's own.
             kwargs: fields of `EnergyConfig` by name; the arguments of `AutoModelForMaskedLM.from_pretrained`.
+                `trust_remote_code=True` runs a checkpoint's own code; for masked-LM checkpoints of a type that
+                Transformers has, too, False takes its class in place of the checkpoint's.
 
         Raises:
-            ValueError: if the checkpoint has no masked-LM head or lacks other weights, or its tokenizer no mask token.
+            ValueError: if the checkpoint has no masked-LM head or lacks other weights, or its tokenizer no mask token;
+                if it has code of its own and `trust_remote_code` isn't given.
         """
         overrides = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
         overrides |= {} if energy is None else {"energy": energy}
         checked = EnergyConfig(**overrides)  # before anything is loaded
-        overrides = {name: getattr(checked, name) for name in overrides}
-        config = kwargs.get("config")
-        hub = {name: kwargs[name] for name in _HUB_ARGUMENTS if name in kwargs}
-        if config is None:
-            found, _ = PreTrainedConfig.get_config_dict(as_text(_NAME, pretrained_model_name_or_path), **hub)
-            is_saved = found.get("model_type") == EnergyConfig.model_type
-        else:
-            is_saved = type(config).model_type == EnergyConfig.model_type
+        overrides = {field: getattr(checked, field) for field in overrides}
+        given, config = pretrained_model_name_or_path, kwargs.get("config")
+        name = None if given is None and config is not None else as_text(_NAME, given)
+        hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
+        adapter = None if name is None else adapter_settings(name, **hub)
+        if name is not None and config is None and (adapter is None or found_file(name, CONFIG_NAME, **hub)):
+            config, _ = PreTrainedConfig.get_config_dict(name, **hub)
+        model_type = config.get("model_type") if isinstance(config, dict) else getattr(config, "model_type", None)
         wants_info = kwargs.pop("output_loading_info", False)
-        load = cls._from_saved if is_saved else cls._from_masked_lm
-        model, info = load(pretrained_model_name_or_path, args, overrides, processing_class, kwargs)
-        return (model, info) if wants_info else model  # type: ignore[return-value]  # annotated as in Transformers
+        if adapter is not None and model_type in (None, EnergyConfig.model_type):
+            found = cls._from_adapter(as_text(_NAME, name), args, overrides, processing_class, kwargs, adapter, config)
+        elif model_type == EnergyConfig.model_type:
+            found = cls._from_saved(name, args, overrides, processing_class, kwargs)
+        else:
+            check_trust(name, config or {}, AutoModelForMaskedLM, kwargs.get("trust_remote_code"))
+            found = cls._from_masked_lm(name, args, overrides, processing_class, kwargs)
+        return found if wants_info else found[0]  # type: ignore[return-value]  # annotated as in Transformers
 
     @classmethod
     def _from_saved(
         cls,
-        name: str | os.PathLike | None,
+        name: str | None,
         args: tuple,
         overrides: dict[str, Any],
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
         kwargs: dict[str, Any],
     ) -> tuple[Self, dict]:
-        model, info = load_whole(super().from_pretrained, name, *args, **kwargs)
+        config, kwargs, where = _config_and_rest(cls.config_class, name, kwargs)
+        if name is not None:
+            mlm_class = load_inner_code(config, "text_config", AutoModelForMaskedLM, name, **where)
+            kwargs |= {} if mlm_class is None else {"mlm_class": mlm_class}
+        hub = {key: where[key] for key in _HUB_ARGUMENTS if key in where}
+        model, info = load_whole(super().from_pretrained, name, *args, config=config, **kwargs, **hub)
         if processing_class is not None:
             overrides = token_roles(processing_class, model.vocab_size) | overrides
         for field, value in overrides.items():
@@ -152,20 +199,13 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
     @classmethod
     def _from_masked_lm(
         cls,
-        name: str | os.PathLike | None,
+        name: str | None,
         args: tuple,
         overrides: dict[str, Any],
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
         kwargs: dict[str, Any],
     ) -> tuple[Self, dict]:
-        hub = {k: kwargs[k] for k in _HUB_ARGUMENTS if k in kwargs}
-        remote_code = {k: kwargs[k] for k in ("trust_remote_code", "code_revision") if k in kwargs}
-        config = kwargs.pop("config", None)
-        if config is None:
-            # What is for the model alone must not end in its configuration (dtype="auto", for one).
-            kept = {k: kwargs.pop(k) for k in ("dtype", "torch_dtype", "quantization_config") if k in kwargs}
-            config, kwargs = AutoConfig.from_pretrained(as_text(_NAME, name), return_unused_kwargs=True, **kwargs)
-            kwargs |= hub | remote_code | kept
+        config, kwargs, where = _config_and_rest(AutoConfig, name, kwargs)
         remote = getattr(config, "auto_map", None) or {}
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
             raise ValueError(
@@ -173,13 +213,62 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
                 "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"
             )
         check_masked_lm_config(config)
-        mlm, info = load_whole(AutoModelForMaskedLM.from_pretrained, name, *args, config=config, **kwargs)
+        mlm, info = load_whole(AutoModelForMaskedLM.from_pretrained, name, *args, config=config, **kwargs | where)
         if processing_class is None:
-            processing_class = own_tokenizer(as_text(_NAME, name), **hub, **remote_code)
+            processing_class = own_tokenizer(as_text(_NAME, name), **where)
         roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
         model = cls(mlm, **(roles | overrides))
         model.config.name_or_path = model.name_or_path = str(name)
         return model, info
+
+    @classmethod
+    def _from_adapter(
+        cls,
+        name: str,
+        args: tuple,
+        overrides: dict[str, Any],
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
+        kwargs: dict[str, Any],
+        adapter: dict[str, Any],
+        config: EnergyConfig | dict | None,
+    ) -> tuple[Self, dict]:
+        """The base model that an adapter names, with it; energy and token roles are those saved beside it, if any."""
+        hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
+        saved = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
+        own = {field: saved[field] for field in _FIELDS if field in saved}
+        beside = own_tokenizer(name, **hub) if processing_class is None else processing_class
+        base = base_arguments(adapter, kwargs)
+        model = cls.from_pretrained(base.pop("name"), *args, processing_class=beside, **base)
+        size = (saved.get("text_config") or {}).get("vocab_size", model.vocab_size)
+        if size != model.mlm.config.vocab_size:
+            raise ValueError(f"{name}: its base model has {model.vocab_size} ids, had {size} when it was saved")
+        info = load_adapter(model.mlm, name, **hub)
+        roles = {} if processing_class is None else token_roles(processing_class, model.vocab_size)
+        for field, value in (own | roles | overrides).items():
+            setattr(model.config, field, value)
+        return model, info
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
+    ) -> None:
+        """The stock one's, with the code of a masked language model that has its own.
+
+        Of one with an adapter the adapter alone is written, with its base model's name.
+
+        Raises:
+            ValueError: before anything is written, for what would not be loaded again as it is: a class without a file,
+                an adapter whose base model has no name.
+        """
+        if kwargs.get("push_to_hub") and (has_adapters(self.mlm) or has_own_code(self.mlm)):
+            raise ValueError("push_to_hub: upload a model with an adapter or code of its own by push_to_hub()")
+        if has_adapters(self.mlm):
+            self._save_adapter(save_directory, is_main_process, *args, **kwargs)
+            return
+        check_found_again("mlm", self.mlm, AutoModelForMaskedLM)
+        refuse_other_adapter(save_directory)
+        if is_main_process:
+            save_code(self.mlm, AutoModelForMaskedLM, save_directory)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
     def forward(
         self,
@@ -271,6 +360,10 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
         if new_num_tokens is not None or pad_to_multiple_of is not None:
             number = resized_number(self.vocab_size, new_num_tokens, pad_to_multiple_of)
             roles = resized_roles(self.config, self.vocab_size, number, processing_class)
+            if has_adapters(self.mlm):
+                raise ValueError(
+                    "resize_token_embeddings: resize the base model, and save it, before it gets an adapter"
+                )
             rehearse(self.mlm, number, arguments)
             self.mlm.resize_token_embeddings(**arguments)
             for field, value in roles.items():
@@ -292,6 +385,19 @@ class EnergyModel(PublishingMixin, ConditionalGenerationMixin, EnergyScoringMixi
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.mlm.set_output_embeddings(new_embeddings)
+
+
+def _config_and_rest(config_class: Any, name: str | None, kwargs: dict) -> tuple[Any, dict, dict]:
+    """The configuration, a copy, the arguments that are not for it, and those that say where files and code are."""
+    where = {key: kwargs[key] for key in (*_HUB_ARGUMENTS, "trust_remote_code", "code_revision") if key in kwargs}
+    config = kwargs.get("config")
+    if config is not None:
+        return copy.deepcopy(config), {key: kwargs[key] for key in kwargs if key not in (*where, "config")}, where
+    # What is for the model alone must not end in its configuration (dtype="auto", for one).
+    kept = {key: kwargs[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in kwargs}
+    others = {key: kwargs[key] for key in kwargs if key not in (*kept, "config")}
+    config, rest = config_class.from_pretrained(as_text(_NAME, name), return_unused_kwargs=True, **others)
+    return config, {key: rest[key] for key in rest if key not in where} | kept, where
 
 
 def _checked_fields(fields: dict) -> dict:

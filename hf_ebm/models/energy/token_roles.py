@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from hf_ebm.models.adapters import adapter_settings, base_arguments
+
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
 
@@ -80,7 +82,7 @@ _TOKENIZER_FILES = (
 
 
 def own_tokenizer(name: str, **hub_arguments: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that a folder or Hub repository holds, or `None` if it holds none.
+    """The tokenizer that a folder or Hub repository holds, or that of an adapter's base model; `None` if there is none.
 
     Args:
         hub_arguments: `revision`, `token`, `cache_dir`, `subfolder`, `trust_remote_code`, … as in Transformers.
@@ -88,5 +90,6 @@ def own_tokenizer(name: str, **hub_arguments: Any) -> PreTrainedTokenizerBase | 
     where = {k: v for k, v in hub_arguments.items() if k not in ("trust_remote_code", "code_revision")}
     quiet = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
     if not any(cached_file(name, file, **where, **quiet) for file in _TOKENIZER_FILES):
-        return None
+        adapter = adapter_settings(name, **where)
+        return None if adapter is None else own_tokenizer(**base_arguments(adapter, hub_arguments))
     return AutoTokenizer.from_pretrained(name, **hub_arguments)

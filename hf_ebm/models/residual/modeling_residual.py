@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import os
@@ -25,8 +26,10 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
+from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.own_code import refuse_class_of_its_own
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
@@ -114,7 +117,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             config = _config_of(*given, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision)
         super().__init__(config)
         self.lm, self.encoder = given or (
-            None if config.lm_reference else AutoModelForCausalLM.from_config(config.text_config),
+            None if config.lm_reference else AutoModelForCausalLM.from_config(inner_config(config.text_config)),
             _encoder_of(AutoModel.from_config, inner_config(config.encoder_config)),
         )
         if isinstance(getattr(self.encoder, "pooler", None), nn.Module):
@@ -159,7 +162,8 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             raise ValueError(f"keep_lm must be 'value' or 'reference', got {keep_lm!r}")
         lm, encoder = as_text("lm", lm), as_text("encoder", encoder)
         revision = {"revision": lm_revision} if lm_revision else {}
-        hub = {k: v for k, v in kwargs.items() if k in ("token", "cache_dir", "local_files_only", "force_download")}
+        of_both = ("token", "cache_dir", "local_files_only", "force_download", "trust_remote_code")
+        hub = {k: v for k, v in kwargs.items() if k in of_both}
         base, _ = load_whole(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
         config = AutoConfig.from_pretrained(encoder, **hub)
 
@@ -232,7 +236,17 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         self._freeze_lm()
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another."""
+        """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another.
+
+        Raises:
+            ValueError: before anything is written, for parts of different data types, with adapters, or with code of
+                their own.
+        """
+        refuse_adapters("encoder", self.encoder)
+        refuse_class_of_its_own("encoder", self.encoder, AutoModel)
+        if self.config.lm_reference is None:
+            refuse_adapters("lm", lm_of(self))
+            refuse_class_of_its_own("lm", lm_of(self), AutoModelForCausalLM)
         if self.config.lm_reference is None and lm_of(self).dtype != self.dtype:
             raise ValueError(
                 f"lm and encoder must have one data type to be saved together, got {lm_of(self).dtype} and {self.dtype}"
@@ -378,8 +392,8 @@ def _config_of(
         )
     ends = special_ids(lm, "eos_token_id")
     config = ResidualEnergyConfig(
-        text_config=lm.config.to_dict(),
-        encoder_config=encoder.config.to_dict(),
+        text_config=copy.deepcopy(lm.config),
+        encoder_config=copy.deepcopy(encoder.config),
         end_token_ids=ends,
         start_token_id=next(iter(special_ids(lm, "bos_token_id")), None),
         lm_pad_token_id=_valid_id(lm, "pad_token_id", "eos_token_id"),

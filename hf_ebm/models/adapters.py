@@ -1,0 +1,216 @@
+"""Adapters of PEFT on a model inside another. PEFT needn't be installed: what isn't imported has made no adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import (
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_SAFE_WEIGHTS_NAME,
+    CONFIG_NAME,
+    cached_file,
+    find_adapter_config_file,
+    is_peft_available,
+)
+
+from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.models.probes import close, five_tokens
+from hf_ebm.models.weights import refuse_missing_weights
+
+_PLACE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+def found_file(name: str, file: str, **hub: Any) -> str | None:
+    """Where a file of a folder or Hub repository lies; `None` where there is none."""
+    quiet = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    try:
+        return cached_file(name, file, **hub, **quiet)
+    except OSError:  # neither a folder nor a name on the Hub
+        return None
+
+
+def adapter_settings(name: str | os.PathLike, **hub: Any) -> dict[str, Any] | None:
+    """What `adapter_config.json` of a folder or Hub repository says; `None` where there is none.
+
+    Raises:
+        ValueError: if PEFT isn't installed, or no base model is named.
+    """
+    found = find_adapter_config_file(str(name), **{key: value for key, value in hub.items() if key in _PLACE})
+    if found is None:
+        return None
+    if not is_peft_available():
+        raise ValueError(f"{name} holds an adapter, which needs the package peft (pip install peft)")
+    settings = json.loads(Path(found).read_text(encoding="utf-8"))
+    if not settings.get("base_model_name_or_path"):
+        raise ValueError(f"{name}: its {ADAPTER_CONFIG_NAME} names no base model")
+    return settings
+
+
+def base_arguments(settings: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that load an adapter's base model, its name among them, of those that load the adapter."""
+    of_adapter = ("revision", "subfolder", "config", "adapter_kwargs")
+    own = {key: value for key, value in arguments.items() if key not in of_adapter}
+    revision = {"revision": settings["revision"]} if settings.get("revision") else {}
+    return own | revision | {"name": settings["base_model_name_or_path"]}
+
+
+def load_adapter(model: PreTrainedModel, name: str | os.PathLike, **hub: Any) -> dict:
+    """Puts a saved adapter's layers into a model; returns the loading info.
+
+    Raises:
+        ValueError: for an adapter that lacks weights, or whose weights have no place in the model.
+    """
+    loaded: Any = model.load_adapter(str(name), adapter_kwargs=hub, dtype=model.dtype)  # annotated as None
+    info = loaded.to_dict()
+    if info["unexpected_keys"]:
+        keys = sorted(info["unexpected_keys"])
+        raise ValueError(
+            f"{name}: the adapter is of another model; {type(model).__name__} has no {', '.join(keys[:3])}"
+        )
+    refuse_missing_weights(name, info)
+    return info
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model has layers of adapters, switched on or off."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    return tuners is not None and any(isinstance(module, tuners.BaseTunerLayer) for module in model.modules())
+
+
+def unwrapped(name: str, model: object) -> object:
+    """The base model of a `PeftModel`, its adapters' layers in it, as Transformers' own integration has them.
+
+    Other objects are returned as they are.
+
+    Raises:
+        ValueError: for adapters that work around the base model and not in it: prompts, activated LoRA, mixtures.
+    """
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return model
+    base = model.get_base_model()
+    for settings in model.peft_config.values():
+        kind = getattr(settings.peft_type, "value", settings.peft_type)
+        if settings.is_prompt_learning:
+            reason = "puts prompts in front of the model's inputs"
+        elif getattr(settings, "alora_invocation_tokens", None):
+            reason = "with invocation tokens acts from where they stand, which PeftModel alone looks for"
+        elif not has_adapters(base) or not _is_all_in_the_layers(model, base):
+            reason = "works in PeftModel's own forward"
+        else:
+            continue
+        raise ValueError(f"{name}: an adapter of the type {kind} {reason}, so it can't be used here; LoRA or IA3 can")
+    base._hf_peft_config_loaded = True
+    return base
+
+
+@torch.no_grad()
+def _is_all_in_the_layers(model: Any, base: PreTrainedModel) -> bool:
+    ids = five_tokens(base)
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if base.config.is_encoder_decoder else {})
+    with evaluation_mode(model), state_kept(model):
+        try:
+            return close(base(**inputs)[0], model(**inputs)[0])
+        except Exception:  # an input that only this kind of adapter takes is missing
+            return False
+
+
+def refuse_adapters(name: str, model: nn.Module) -> None:
+    """Raises `ValueError` for a part with layers of adapters, which would not be loaded again."""
+    if has_adapters(model):
+        raise ValueError(f"{name} has layers of an adapter, which can't be saved here; merge_and_unload() them first")
+
+
+def refuse_other_adapter(folder: str | os.PathLike) -> None:
+    """Raises `ValueError` for a folder that holds an adapter, which would be loaded on top of what is saved there."""
+    if os.path.isfile(os.path.join(folder, ADAPTER_CONFIG_NAME)):
+        raise ValueError(
+            f"save_directory: {folder} holds an adapter ({ADAPTER_CONFIG_NAME}), which would be loaded with the model; "
+            "remove it or take another folder"
+        )
+
+
+def add_adapter(model: PreTrainedModel, settings: Any, name: str = "default") -> None:
+    """Puts new layers of an adapter into a model, by a configuration of PEFT, and switches them on.
+
+    Raises:
+        ValueError: for what is no such configuration, a name that is taken, and adapters that aren't layers.
+    """
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(settings, peft.PeftConfig) or settings.is_prompt_learning:
+        raise ValueError(f"adapter_config must be a LoraConfig, IA3Config or the like of peft, got {settings!r}")
+    present = getattr(model, "peft_config", {}) if has_adapters(model) else {}
+    if name in present:
+        raise ValueError(f"adapter_name: there is an adapter {name!r} already")
+    settings.base_model_name_or_path = model.name_or_path or None
+    peft.inject_adapter_in_model(settings, model, name)
+    vars(model)["peft_config"] = {**present, name: settings}
+    model._hf_peft_config_loaded = True
+    for layer in _layers(model):
+        layer.set_adapter([name])
+
+
+def switch_adapters(model: nn.Module, on: bool) -> None:
+    """Switches the layers of adapters on or off. Raises `ValueError` where there are none."""
+    if not has_adapters(model):
+        raise ValueError("the model has no adapters")
+    for layer in _layers(model):
+        layer.enable_adapters(enabled=on)
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    kinds = sys.modules["peft.tuners.tuners_utils"].BaseTunerLayer, sys.modules["peft.utils.other"]
+    return [one for one in model.modules() if isinstance(one, (kinds[0], kinds[1].AuxiliaryTrainingWrapper))]
+
+
+def adapter_to_save(model: PreTrainedModel, otherwise: str | None) -> str:
+    """The adapter that is active. It then says where its base model is; folders by whole paths.
+
+    Args:
+        otherwise: a name of the base model in case neither adapter nor model has one.
+
+    Raises:
+        ValueError: for several adapters at once, one that isn't the model's own, and a base model that has no name, is
+            not to be found under it or has another number of ids.
+    """
+    advice = "merge_and_unload() the adapter and save the whole, or save the base model first and load it by name"
+    known: dict[str, Any] = getattr(model, "peft_config", {}) if model._hf_peft_config_loaded else {}
+    active = next((list(one.active_adapters) for one in _layers(model) if hasattr(one, "active_adapters")), [])
+    if len(active) != 1 or active[0] not in known:
+        raise ValueError(
+            f"mlm must have one active adapter to be saved, put there by EnergyModel(PeftModel) or add_adapter; it has "
+            f"{', '.join(active) or 'none'}"
+        )
+    settings = known[active[0]]
+    base = settings.base_model_name_or_path or model.name_or_path or otherwise
+    if not base or found_file(base, CONFIG_NAME) is None:
+        raise ValueError(f"the adapter's base model {f'is not found at {base!r}' if base else 'has no name'}; {advice}")
+    values = PreTrainedConfig.get_config_dict(base)[0]
+    size = values.get("vocab_size", (values.get("text_config") or {}).get("vocab_size", model.config.vocab_size))
+    if size != model.config.vocab_size:
+        own = model.config.vocab_size
+        raise ValueError(f"the adapter's base model at {base!r} has {size} ids, not {own}; {advice}")
+    settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    return active[0]
+
+
+def save_adapter(model: PreTrainedModel, name: str, folder: Path, state_dict: dict[str, Tensor] | None = None) -> None:
+    """Writes an adapter as PEFT does.
+
+    Args:
+        name: of the adapter.
+        state_dict: the model's, by default as it is.
+    """
+    peft = sys.modules["peft"]
+    found = peft.get_peft_model_state_dict(model, state_dict, name, save_embedding_layers=False)
+    weights = {f"base_model.model.{key}": value.detach().cpu().contiguous().clone() for key, value in found.items()}
+    save_file(weights, folder / ADAPTER_SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    model.peft_config[name].save_pretrained(folder)

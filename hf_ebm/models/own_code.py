@@ -1,0 +1,178 @@
+"""Models inside others whose classes come with their checkpoint: `auto_map` in its configuration, files beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save, get_class_from_dynamic_module
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hf_ebm.models.configs import CompositeConfig, UnloadedConfig
+
+_CONFIG = "AutoConfig"
+
+
+def needed_code(config: PreTrainedConfig | dict, auto_class: type) -> dict[str, str]:
+    """Where `auto_map` says the classes of a configuration and its model are; none where installed ones are registered.
+
+    Args:
+        auto_class: of Transformers, which makes the model: `AutoModelForMaskedLM`, …
+    """
+    model_type, own = _told(config)
+    if any(not made.__module__.startswith("transformers.") for made in _made_of_type(auto_class, model_type)):
+        return {}
+    return {key: own[key] for key in (_CONFIG, auto_class.__name__) if key in own}
+
+
+def refuse_own_code(name: object, config: PreTrainedConfig | dict, auto_class: type) -> None:
+    """Raises `ValueError` for a configuration whose model has code of its own."""
+    needed = needed_code(config, auto_class)
+    if needed:
+        raise ValueError(_untrusted(name, needed))
+
+
+def check_trust(name: object, config: PreTrainedConfig | dict, auto_class: type, trust: bool | None) -> None:
+    """Raises `ValueError` for a checkpoint with code of its own that may not be run.
+
+    Args:
+        trust: `trust_remote_code` as given. False is taken for the wish to have Transformers' own class, if it has one.
+    """
+    needed, model_type = needed_code(config, auto_class), _told(config)[0]
+    stock = bool(_made_of_type(auto_class, model_type))
+    if needed and not trust and not (stock and trust is False):
+        advice = f", or False for the class that Transformers has for {model_type!r}" if stock else ""
+        raise ValueError(_untrusted(name, needed) + advice)
+
+
+def load_inner_code(
+    config: CompositeConfig,
+    part: str,
+    auto_class: type,
+    name: str | os.PathLike,
+    trust_remote_code: bool | None = None,
+    **hub: Any,
+) -> type[PreTrainedModel] | None:
+    """The class of a model inside another, from the checkpoint's own code; `None` where it has none.
+
+    A configuration that waits for its class becomes one of that class.
+
+    Args:
+        part: the field of `config` that holds the inner configuration.
+        hub: where the checkpoint is: `revision`, `token`, …
+
+    Raises:
+        ValueError: without trust. Transformers' own class would make other logits of the same weights.
+    """
+    inner = getattr(config, part)
+    needed = needed_code(inner, auto_class)
+    if not needed:
+        return None
+    if not trust_remote_code:
+        raise ValueError(_untrusted(name, needed))
+    subfolder = hub.pop("subfolder", None)
+    place = os.path.join(name, subfolder) if subfolder and os.path.isdir(name) else name
+    if isinstance(inner, UnloadedConfig):
+        config_class: Any = get_class_from_dynamic_module(needed[_CONFIG], place, **hub)
+        config_class.register_for_auto_class()
+        setattr(config, part, config_class(**(inner.values or {})))
+    if auto_class.__name__ not in needed:
+        return None
+    model_class: Any = get_class_from_dynamic_module(needed[auto_class.__name__], place, **hub)
+    model_class.register_for_auto_class(auto_class)
+    return model_class
+
+
+def check_found_again(name: str, part: PreTrainedModel, auto_class: type) -> None:
+    """Raises `ValueError` for a part that would be loaded again as another class, or not at all.
+
+    Args:
+        name: of the part, for the error.
+        auto_class: what makes the model again, from its configuration alone or by the code beside it.
+    """
+    config_class, model_class = type(part.config), _written(type(part))
+    made = model_class in _made(auto_class, config_class)
+    checked: tuple[tuple[Any, bool, str], ...] = (
+        (config_class, _is_known(config_class), "register_for_auto_class()"),
+        (model_class, made, f"register_for_auto_class({auto_class.__name__!r})"),
+    )
+    for owner, found, register in checked:
+        has_file = getattr(sys.modules.get(owner.__module__), "__file__", None) and owner.__module__ != "__main__"
+        if not found and not (owner._auto_class and has_file):
+            raise ValueError(
+                f"{name}: {owner.__name__} isn't what {auto_class.__name__} makes of a saved configuration, so another "
+                f"class would be loaded again; put its code into a module and call {owner.__name__}.{register}"
+            )
+
+
+def refuse_class_of_its_own(name: str, part: PreTrainedModel, auto_class: type) -> None:
+    """Raises `ValueError` for a part that an auto class doesn't make of its configuration, as its code isn't saved.
+
+    Of another part the configuration forgets `auto_map`, which names code that was not run.
+    """
+    model_class, config_class = _written(type(part)), type(part.config)
+    if not _is_known(config_class) or model_class not in _made(auto_class, config_class):
+        raise ValueError(
+            f"{name}: {model_class.__name__} has code of its own, which a model of two parts doesn't save; save this "
+            "part alone and join them anew"
+        )
+    vars(part.config).pop("auto_map", None)
+
+
+def has_own_code(part: PreTrainedModel) -> bool:
+    """Whether a part's class, or its configuration's, is saved with its code."""
+    return bool(part._auto_class or part.config._auto_class)
+
+
+def save_code(part: PreTrainedModel, auto_class: type, folder: str | os.PathLike) -> None:
+    """Writes the code of a part's own classes into a folder; `auto_map` in its configuration then names these alone."""
+    own = {key: o for key, o in ((_CONFIG, part.config), (auto_class.__name__, part)) if o._auto_class}
+    if own:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    for one in own.values():
+        custom_object_save(one, folder)
+    if own:
+        part.config.auto_map = {key: f"{_file(type(o))}.{_written(type(o)).__name__}" for key, o in own.items()}
+    elif hasattr(part.config, "auto_map"):
+        del part.config.auto_map  # it names the code that was not run
+
+
+def _untrusted(name: object, needed: dict[str, str]) -> str:
+    return (
+        f"{name} has code of its own ({', '.join(sorted(set(needed.values())))}), which is not run unless asked for; "
+        "look at it and pass trust_remote_code=True to from_pretrained"
+    )
+
+
+def _told(config: PreTrainedConfig | dict) -> tuple[str, dict[str, str]]:
+    """A configuration's model type and `auto_map`."""
+    values = config if isinstance(config, dict) else {**vars(config), "model_type": config.model_type}
+    return values.get("model_type") or "", values.get("auto_map") or {}
+
+
+def _is_known(config_class: type[PreTrainedConfig]) -> bool:
+    """Whether a configuration's class is the one registered for its type."""
+    return config_class.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config_class.model_type] is config_class
+
+
+def _made_of_type(auto_class: Any, model_type: str) -> tuple[type, ...]:
+    """The classes that an auto class makes of the configuration registered for a type."""
+    return _made(auto_class, CONFIG_MAPPING[model_type]) if model_type in CONFIG_MAPPING else ()
+
+
+def _made(auto_class: Any, config_class: type[PreTrainedConfig]) -> tuple[type, ...]:
+    """The classes that an auto class makes of a configuration."""
+    found = auto_class._model_mapping.get(config_class, ())
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _written(model_class: type) -> type:
+    """The class as it was written: PyTorch's sharding puts a class of its own over it."""
+    return next(one for one in model_class.__mro__ if not one.__module__.startswith("torch."))
+
+
+def _file(owner: type) -> str:
+    return _written(owner).__module__.rpartition(".")[2]
