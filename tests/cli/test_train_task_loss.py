@@ -278,6 +278,7 @@ def test_a_generation_config_says_how_is_decoded(folder, gpt2, tmp_path, capsys)
     assert {name: found[f"eval_{name}"] for name in TRANSCRIPTION} == pytest.approx(expected)
 
 
+@pytest.mark.half_precision
 @pytest.mark.parametrize("objective", KINDS)
 def test_checkpointed_activations_and_bfloat16(objective, folder, gpt2, tmp_path, capsys):
     common = ["--task", folder, "--model_name_or_path", gpt2, *QUICK, *EVALUATE]

@@ -58,6 +58,7 @@ def test_the_usual_arguments_work(checkpoint, tmp_path):
     assert EnergyModel.from_pretrained(tmp_path / "repository", subfolder="below").config.mask_token_id == 4
 
 
+@pytest.mark.half_precision
 def test_half_precision_models_give_energies_in_float32(checkpoint):
     full = EnergyModel.from_pretrained(checkpoint, dtype=torch.float32)
     half = EnergyModel.from_pretrained(checkpoint, dtype=torch.bfloat16)

@@ -171,6 +171,7 @@ def test_loss_over_the_number_of_targets_of_several_batches():
     assert inspect.Parameter.VAR_KEYWORD in kinds  # how Trainer finds out that the model takes num_items_in_batch
 
 
+@pytest.mark.half_precision
 @pytest.mark.parametrize("attention", ["additive", "fixed"])
 def test_bfloat16_is_close_and_trains(attention):
     model = tiny_lstm(attention, dtype=torch.float32, initializer_range=0.3)

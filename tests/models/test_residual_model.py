@@ -45,6 +45,7 @@ def test_only_causal_encoders_share_a_prefix(family):
     assert can_share_prefix(toy_lm())
 
 
+@pytest.mark.half_precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_fresh_bidirectional_encoder_is_not_taken_for_a_causal_one(dtype):
     # Weights as they are initialized: what stands behind hardly matters yet.
@@ -88,6 +89,7 @@ def test_gradients_reach_encoder_and_head_only():
     assert model.encoder.embeddings.word_embeddings.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.half_precision
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_energies_of_half_precision_are_float32(dtype):
     model = toy_residual(dtype=torch.float32).to(dtype)
@@ -95,6 +97,7 @@ def test_energies_of_half_precision_are_float32(dtype):
     assert model(input_ids=ids, attention_mask=mask).energy.dtype == torch.float32
 
 
+@pytest.mark.half_precision
 def test_autocast_leaves_mean_and_head_in_float32():
     model = toy_residual(dtype=torch.float32)
     model.head.bias.data.fill_(1000.0)  # whose last digits bfloat16 would drop

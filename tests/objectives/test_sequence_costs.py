@@ -301,6 +301,7 @@ def test_scorer_of_probabilities_below_the_smallest_float():
     assert float(found[0]) == pytest.approx(nats_one_by_one(model, [1, 2], list(range(3, 23))), rel=1e-5)
 
 
+@pytest.mark.half_precision
 def test_scorer_in_half_precision_sums_in_float32():
     model = tiny_gpt2().bfloat16()
     found = ScorerCost(model, pad_token_id=0)([[3, 4, 5]], None, [[1, 2]])

@@ -115,6 +115,7 @@ def test_calibration_leaves_the_mode_of_every_part():
     assert model.training and not model.get_encoder().training and model.get_decoder().training
 
 
+@pytest.mark.half_precision
 def test_autocast_keeps_logits_in_single_precision():
     model = tiny_seq2seq("bart").float()
     decoder, batch = StepwiseDecoder(model), seq2seq_batch("bart")

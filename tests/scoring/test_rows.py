@@ -136,6 +136,7 @@ def test_head_falls_back_when_positions_do_not_reproduce_the_full_forward():
     assert list(logits._verified.values()) == [False]
 
 
+@pytest.mark.half_precision
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("share", [0.0, 1e-4])
 def test_the_last_feed_forward_network_runs_everywhere_where_a_later_layer_mixes_positions(dtype, share):

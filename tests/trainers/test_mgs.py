@@ -190,6 +190,7 @@ def test_searching_lowers_a_cost_that_likelihood_does_not_see(tmp_path):
     assert min(costs[-10:]) < 0.8 * costs[0]
 
 
+@pytest.mark.half_precision
 def test_adapters_alone_are_searched(tmp_path):
     base = tiny_causal("llama", dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]))
@@ -354,6 +355,7 @@ def test_evaluation_with_sampling_repeats_itself(tmp_path):
     assert trainer.evaluate()["eval_cost"] == trainer.evaluate()["eval_cost"]
 
 
+@pytest.mark.half_precision
 def test_adapters_decode_as_precisely_as_they_are_scored(tmp_path):
     base = tiny_causal("llama", dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"]))

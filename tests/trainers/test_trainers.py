@@ -326,15 +326,21 @@ def test_a_resumed_run_is_the_same_run(kind, tmp_path):
         assert torch.equal(a, b)
 
 
-def test_dropout_and_autocast_train(tmp_path):
+@pytest.mark.half_precision
+@pytest.mark.parametrize("family", ["bart", "lstm additive", "lstm fixed"])
+def test_dropout_and_autocast_train(family, tmp_path):
     for kind in KINDS:
-        model = tiny_seq2seq("bart").float()
+        model = tiny_seq2seq(family).float()
+        exact = trainer_of(kind, tmp_path, model).evaluate()["eval_loss"]
+        trainer = trainer_of(kind, tmp_path, model, bf16=True, max_steps=2)
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(exact, rel=0.02)
         for module in model.modules():
             if hasattr(module, "dropout") and isinstance(module.dropout, float):
                 module.dropout = 0.2
-        trainer = trainer_of(kind, tmp_path, model, bf16=True, max_steps=2)
+            elif isinstance(module, torch.nn.Dropout):
+                module.p = 0.2
         trainer.train()
-        assert math.isfinite(trainer.state.log_history[0]["loss"])
+        assert math.isfinite(trainer.state.log_history[1]["loss"])
 
 
 def test_max_search_steps_shortens_the_search_and_says_so(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.models.lstm.modeling_bilstm import BiLSTMForMaskedLM
+from hf_ebm.models.lstm.modules_lstm import run_lstm
 
 State = tuple[Tensor, Tensor]
 
@@ -92,7 +93,7 @@ class _Sweep:
         nothing = self.bias.new_zeros(1, 1, lstm.hidden_size)
         if not ids:
             return nothing, nothing
-        return lstm(self.embed(torch.tensor([ids], device=self.tokens.device)))[1]
+        return run_lstm(lstm, self.embed(torch.tensor([ids], device=self.tokens.device)))[1]
 
     def _branch(self, lstm: torch.nn.LSTM, state: State) -> State:
         """Every state after every token: (N, …) to (N V, …), tokens varying fastest."""
@@ -101,7 +102,7 @@ class _Sweep:
         return self._read(lstm, self.tokens.repeat(known), repeated)
 
     def _read(self, lstm: torch.nn.LSTM, ids: Tensor, state: State) -> State:
-        return lstm(self.embed(ids)[:, None], state)[1]
+        return run_lstm(lstm, self.embed(ids)[:, None], state)[1]
 
     @staticmethod
     def _scores(state: State, weight: Tensor) -> Tensor:

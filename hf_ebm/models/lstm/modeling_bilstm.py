@@ -10,7 +10,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
-from hf_ebm.models.lstm.modules_lstm import right_padded_lengths
+from hf_ebm.models.lstm.modules_lstm import right_padded_lengths, run_lstm
 from hf_ebm.models.publishing import PublishingMixin, register
 
 
@@ -73,8 +73,8 @@ class BiLSTMModel(BiLSTMPreTrainedModel):
             lengths = right_padded_lengths("attention_mask", attention_mask)[:, None]
             positions = torch.arange(length, device=input_ids.device)
             backwards = torch.where(positions < lengths, lengths - 1 - positions, positions)
-        before = self.left(embeds)[0]
-        behind = _at(self.right(_at(embeds, backwards))[0], backwards)
+        before = run_lstm(self.left, embeds)[0]
+        behind = _at(run_lstm(self.right, _at(embeds, backwards))[0], backwards)
         nothing = before.new_zeros(len(before), 1, before.shape[2])
         states = [torch.cat([nothing, before[:, :-1]], 1), torch.cat([behind[:, 1:], nothing], 1)]
         if attention_mask is not None:  # behind a row's last token there is nothing, whatever the batch is padded with
@@ -156,7 +156,7 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
         nothing = embed.weight.new_zeros(1, 1, size)
         state = nothing, nothing
         if around:
-            _, state = lstm(embed(torch.tensor([around], device=tokens.device)), state)
+            _, state = run_lstm(lstm, embed(torch.tensor([around], device=tokens.device)), state)
         found, count = [state[0][0]], len(tokens)
         for _ in range(length - 1):
             known = state[0].shape[1]
@@ -166,7 +166,7 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
             else:
                 ids = tokens.repeat(known)
                 state = state[0].repeat_interleave(count, 1), state[1].repeat_interleave(count, 1)
-            _, state = lstm(embed(ids)[:, None], state)
+            _, state = run_lstm(lstm, embed(ids)[:, None], state)
             found.append(state[0][0])
         return found
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ebm.models.lstm.cache_lstm import LSTMCache
@@ -26,6 +29,28 @@ def right_padded_lengths(name: str, mask: Tensor) -> Tensor:
             "(padding_side='right' in a tokenizer), and no row may be empty"
         )
     return mask.sum(1)
+
+
+def run_lstm(
+    lstm: nn.LSTM, inputs: Tensor | PackedSequence, state: tuple[Tensor, Tensor] | None = None
+) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """`lstm(inputs, state)`, on the CPU in the type of its weights under autocast, too.
+
+    Torch would hand half precision to oneDNN, which has no such LSTM for most processors and raises.
+    """
+    return _in_their_type(lstm, lstm.weight_ih_l0, inputs, state)
+
+
+def step_lstm(weights: list[Tensor], inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """One step of a layer with `weights`, in their type like `run_lstm`; (B, H) states."""
+    return _in_their_type(lambda x, s: torch.lstm_cell(x, s, *weights), weights[0], inputs, state)
+
+
+def _in_their_type(
+    run: Callable[..., Any], weight: Tensor, inputs: Tensor | PackedSequence, state: tuple[Tensor, Tensor] | None
+) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return run(inputs.to(weight.dtype), None if state is None else tuple(part.to(weight.dtype) for part in state))
 
 
 class LSTMEncoder(nn.Module):
@@ -80,7 +105,7 @@ class LSTMEncoder(nn.Module):
             raise ValueError("input_ids, inputs_embeds: give one of them (or encoder_outputs), got both or none")
         embeds, shape = self.dropout(inputs_embeds), inputs_embeds.shape[:2]
         if attention_mask is None:
-            states = self.lstm(embeds)[0]
+            states = run_lstm(self.lstm, embeds)[0]
         elif attention_mask.shape != shape:
             raise ValueError(
                 f"attention_mask must have the source's shape {tuple(shape)}, got {tuple(attention_mask.shape)}"
@@ -88,7 +113,7 @@ class LSTMEncoder(nn.Module):
         else:
             lengths = right_padded_lengths("attention_mask", attention_mask).cpu()
             packed = pack_padded_sequence(embeds, lengths, batch_first=True, enforce_sorted=False)
-            states, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=shape[1])
+            states, _ = pad_packed_sequence(run_lstm(self.lstm, packed)[0], batch_first=True, total_length=shape[1])
         return BaseModelOutput(last_hidden_state=states) if return_dict else (states,)
 
 
@@ -196,8 +221,8 @@ class LSTMDecoder(nn.Module):
         contexts = source_states[:, cache.length : end]
         # Rows may be padded further than the source is; nothing is read there.
         contexts = nn.functional.pad(contexts, (0, 0, 0, embeds.shape[1] - contexts.shape[1]))
-        outputs, (hidden, cell) = self.lstm(
-            torch.cat([embeds, contexts], -1), (cache.hidden.contiguous(), cache.cell.contiguous())
+        outputs, (hidden, cell) = run_lstm(
+            self.lstm, torch.cat([embeds, contexts], -1), (cache.hidden.contiguous(), cache.cell.contiguous())
         )
         return torch.cat([outputs, contexts], -1), LSTMCache(hidden, cell, end)
 
@@ -219,7 +244,7 @@ class LSTMDecoder(nn.Module):
             for layer, parameters in enumerate(layer_weights):
                 if layer > 0:
                     below = self.dropout(below)
-                hidden[layer], cell[layer] = torch.lstm_cell(below, (hidden[layer], cell[layer]), *parameters)
+                hidden[layer], cell[layer] = step_lstm(parameters, below, (hidden[layer], cell[layer]))
                 below = hidden[layer]
             features.append(torch.cat([below, context], -1))
             weights.append(weight)
