@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,10 @@ def run_lstm(
 
     Torch would hand half precision to oneDNN, which has no such LSTM for most processors and raises.
     """
-    return _in_their_type(lstm, lstm.weight_ih_l0, inputs, state)
+    return _in_their_type(lstm, lstm.all_weights[0][0], inputs, state)
 
 
-def step_lstm(weights: list[Tensor], inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def step_lstm(weights: Sequence[Tensor], inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """One step of a layer with `weights`, in their type like `run_lstm`; (B, H) states."""
     return _in_their_type(lambda x, s: torch.lstm_cell(x, s, *weights), weights[0], inputs, state)
 
