@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.energy.inputs import check_energy_inputs
+from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
 from hf_ebm.models.energy.prompts import proposal_support
 from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
@@ -57,10 +57,10 @@ class EnergyTrainer(RowLossMixin, Trainer):
     """Trains the masked language model of an `EnergyModel`, for the energy that the model has.
 
     Rows are `input_ids`, with the tokenizer's special tokens. The random variable is what is no special token; it
-    ranges over the tokens that may be proposed. Losses are means over rows, in nats a sequence. Where all sequences of
-    a row's length can be enumerated, likelihoods and conditionals come from all contexts at once; else the
-    conditionals' V evaluations of each position are packed, and `"mle"` is an error that says how many sequences there
-    are. Beside `loss` it logs `log_partition` with `"mle"`.
+    ranges over the tokens that may be proposed, and a row without it isn't counted. Losses are means over rows, in nats
+    a sequence. Where all sequences of a row's length can be enumerated, likelihoods and conditionals come from all
+    contexts at once; else the conditionals' V evaluations of each position are packed, and `"mle"` is an error that
+    says how many sequences there are. Beside `loss` it logs `log_partition` with `"mle"`.
 
     Args:
         teacher: a frozen masked language model as an `EnergyModel`, for `"kl"` and `"kl+pll"`.
@@ -72,7 +72,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
     config_class: ClassVar[type[EnergyTrainingConfig]] = EnergyTrainingConfig
     args: EnergyTrainingConfig
     bibtex = (citations.GOYAL_2021,)
-    row_key = "input_ids"
+    row_must_have = "input_ids: row {row} must have a token that isn't special"
 
     def __init__(
         self,
@@ -85,6 +85,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
         kwargs.setdefault("data_collator", EnergyCollator(model))
         super().__init__(model=model, args=args, **kwargs)
         objective = self.args.objective
+        if objective == "mle":
+            self.evaluated_terms = ("log_partition",)
         if (teacher is not None) != objective.startswith("kl"):
             raise ValueError(f"teacher must be given for the objectives kl and kl+pll alone, got {objective!r}")
         if teacher is not None:
@@ -110,13 +112,21 @@ class EnergyTrainer(RowLossMixin, Trainer):
         if "input_ids" not in inputs:
             raise ValueError(f"inputs must have input_ids, got {', '.join(inputs)}")
 
+    def scored_rows(self, inputs: dict[str, Any]) -> Tensor:
+        """Rows with a free token."""
+        return self._sequences(inputs).scored.any(1)
+
+    def _sequences(self, inputs: dict[str, Any]) -> EnergyInputs:
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        return check_energy_inputs(self.energy_model, ids, mask, None, None, None)
+
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """The objective of a batch, summed over rows."""
         energy_model = self.energy_model
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        sequences, scored = check_energy_inputs(energy_model, ids, mask, None, None, None)
+        sequences, scored = self._sequences(inputs)
         rows = torch.tensor(len(ids), device=ids.device)
-        loss = torch.zeros((), device=ids.device, requires_grad=True)  # all there is of a batch without free tokens
+        loss = torch.zeros((), device=ids.device)
         logged: dict[str, tuple[Tensor, Tensor]] = {}
         if model is not energy_model:
             # The passes below are of the model itself. A data-parallel wrapper averages gradients only of a step in
@@ -215,9 +225,9 @@ class EnergyCollator:
 
 
 def _by_length(scored: Tensor) -> dict[int, Tensor]:
-    """Rows by their number of scored positions; those without any are left out."""
+    """Rows by their number of scored positions."""
     lengths = scored.sum(1)
-    return {int(length): (lengths == length).nonzero()[:, 0] for length in lengths.unique().tolist() if length}
+    return {int(length): (lengths == length).nonzero()[:, 0] for length in lengths.unique().tolist()}
 
 
 def _check_teacher(model: EnergyModel, teacher: EnergyModel) -> None:

@@ -1,18 +1,22 @@
-"""What the trainers share: normalization of losses over items, and logged terms."""
+"""What the trainers share: normalization of losses over items, logged terms, rows without anything to score."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -36,11 +40,17 @@ class LossTermsMixin(PublishingTrainerMixin):
     The loss is a mean over items, whatever the accumulation, the batch sizes and the number of processes. Terms are
     logged under their names, averaged over what was trained since the last log. Subclasses have a `config_class`.
 
+    A row without anything to score (no label, no free token) counts for nothing. A training batch without any other row
+    is an error that names a row. An evaluation set without any other is nan, with a warning.
+
     Raises:
         ValueError: for arguments that aren't those of the trainer, and a `compute_loss_func`.
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
+    row_must_have: ClassVar[str]  # "{row}" stands for its number
+    needs_every_row: ClassVar[bool] = False  # in training
+    evaluated_terms: tuple[str, ...] = ()  # what an evaluation logs beside its loss
 
     def __init__(
         self, model: PreTrainedModel | nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any
@@ -74,6 +84,23 @@ class LossTermsMixin(PublishingTrainerMixin):
     def check_batch(self, inputs: dict[str, Any]) -> None:
         """Raises `ValueError` for a batch the objective cannot take."""
 
+    def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """In which rows of a batch there is something to score, (B,) bool."""
+        raise NotImplementedError
+
+    def checked_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """`scored_rows` of a batch that is as it has to be.
+
+        Raises:
+            ValueError: in training, naming a row without anything to score, where there is no other or all are needed.
+        """
+        self.check_batch(inputs)
+        scored = self.scored_rows(inputs)
+        if self.model.training and not bool(scored.all() if self.needs_every_row else scored.any()):
+            missing = self.row_must_have.format(row=int((~scored).nonzero()[0]))
+            raise ValueError(missing if self.needs_every_row else f"{missing}, or else another row of the batch")
+        return scored
+
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """The Trainer's; nothing is left over from a run before."""
         self._sums[True] = {}
@@ -98,11 +125,15 @@ class LossTermsMixin(PublishingTrainerMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The objective's sum over the number of tokens."""
-        self.check_batch(inputs)
-        terms = self.loss_terms(model, inputs)
-        training = self.model.training
+        scored, training = self.checked_rows(inputs), self.model.training
+        if bool(scored.any()):
+            terms = self.loss_terms(model, inputs if bool(scored.all()) else _rows_of(inputs, scored))
+            self._constants[training] = terms.constants
+        else:
+            dtype = torch.promote_types(self.model.dtype, torch.float32)  # that of losses: processes gather them
+            nothing = torch.zeros((), dtype=dtype, device=scored.device)
+            terms = LossTerms(nothing, nothing, dict.fromkeys(self.evaluated_terms, (nothing, nothing)))
         self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
-        self._constants[training] = terms.constants
         loss = terms.loss / (terms.items if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
@@ -120,7 +151,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         averages = {}
         for name in sorted(sums):
             total, count = self.accelerator.reduce(sums[name], "sum").tolist()
-            averages[name] = total / max(count, 1.0)
+            averages[name] = total / count if count else math.nan
         return self.derived_logs(averages)
 
     def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
@@ -142,19 +173,26 @@ class LossTermsMixin(PublishingTrainerMixin):
         averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
         if output.metrics is not None:
             output.metrics.update({f"{prefix}_{name}": value for name, value in averages.items()})
+        if math.isnan(averages.get("loss", 0.0)) and self.is_world_process_zero():
+            names = ", ".join(f"{prefix}_{name}" for name in sorted(averages) if math.isnan(averages[name]))
+            missing = self.row_must_have.format(row=0)
+            logger.warning(f"{names}: nan, as there is nothing to score. {missing}, or else another row.")
         return output
 
 
+def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
+    """The rows of a batch that are kept."""
+    return {
+        name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
+        for name, value in inputs.items()
+    }
+
+
 class RowLossMixin(LossTermsMixin):
-    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone.
-
-    Subclasses name in `row_key` the entry of a batch that has one element a row.
-    """
-
-    row_key: str
+    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone."""
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        rows = torch.tensor(sum(len(batch[self.row_key]) for batch in batch_samples), device=device)
+        rows = torch.tensor(sum(int(self.scored_rows(batch).sum()) for batch in batch_samples), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows

@@ -124,7 +124,7 @@ class MGSTrainer(TaskLossTrainer):
         if callable(begin):  # schedule-free optimizers have modes
             begin()
         inputs = self._prepare_inputs(inputs)
-        self.check_batch(inputs)
+        self.checked_rows(inputs)
         pairs = self.pairs(inputs)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         accumulated = [parameter.grad for parameter in parameters]

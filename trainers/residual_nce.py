@@ -69,7 +69,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
     config_class: ClassVar[type[ResidualNCEConfig]] = ResidualNCEConfig
     args: ResidualNCEConfig
     bibtex = (citations.DENG_2020,)
-    row_key = "prefix_lengths"
+    row_must_have = "prefix_ids: row {row} must have a prefix"
 
     def __init__(
         self, model: PreTrainedModel | nn.Module | None = None, args: ResidualNCEConfig | None = None, **kwargs: Any
@@ -121,6 +121,10 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
             raise ValueError(f"inputs must have prefix_ids and continuation_ids, got {', '.join(inputs)}")
         if not self.args.online and "negative_ids" not in inputs:
             raise ValueError("inputs must have negatives, or args.online must be True: rows have none")
+
+    def scored_rows(self, inputs: dict[str, Any]) -> Tensor:
+        """All rows: none is without a prefix and a continuation."""
+        return torch.ones_like(inputs["prefix_lengths"], dtype=torch.bool)
 
     def _batch_seed(self) -> int:
         if self.model.training:

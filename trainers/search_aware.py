@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, has_length
 
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
@@ -47,7 +49,8 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
     same update as one large batch (of several processes with `average_tokens_across_devices`, the default). The terms
     of the objective are logged under their names, averaged over what was trained since the last log. `eval_loss` is the
     objective itself, averaged over the tokens of the evaluation set (several processes repeat a few rows where their
-    number doesn't divide that of the rows).
+    number doesn't divide that of the rows). Predictions are padded with the pad token alone, labels with -100; data
+    without labels is decoded, too.
 
     Raises:
         ValueError: for a model that isn't sequence-to-sequence; arguments that aren't those of the trainer; a
@@ -56,6 +59,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 
     config_class: ClassVar[type[SearchAwareConfig]] = SearchAwareConfig
     args: SearchAwareConfig
+    row_must_have = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
 
     def __init__(
         self, model: PreTrainedModel | nn.Module | None = None, args: SearchAwareConfig | None = None, **kwargs: Any
@@ -82,9 +86,41 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
-        if "labels" not in inputs:
+        if inputs.get("labels") is None:
             raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
-        _check_targets(self.model, inputs)
+        if inputs["labels"].numel():
+            _check_targets(self.model, inputs)
+
+    def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Rows with a label."""
+        return (inputs["labels"] != IGNORED).any(1)
+
+    @functools.cached_property
+    def pad_id(self) -> int:
+        """What predictions are padded with: the tokenizer's pad token, else the model's, else an end token."""
+        owners = (self.processing_class, self.model.generation_config, self.model.config.get_text_config(decoder=True))
+        for name in ("pad_token_id", "eos_token_id"):
+            for owner in owners:
+                if (found := getattr(owner, name, None)) is not None:
+                    return found if isinstance(found, int) else found[0]
+        raise ValueError("generation_config must have a pad_token_id to pad predictions with, got none")
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """The Trainer's loop, but for its -100 in predictions, which no tokenizer decodes."""
+        compute_metrics, preprocess = self.compute_metrics, self.preprocess_logits_for_metrics
+
+        # Batches are put together, and padded with -100, between the step and what is called here.
+        if compute_metrics is not None:
+            self.compute_metrics = functools.partial(_metrics_of_ids, compute_metrics, self.pad_id)
+        if preprocess is not None:
+            self.preprocess_logits_for_metrics = lambda found, labels: preprocess(
+                _without_ignored(found, self.pad_id), labels
+            )
+        try:
+            output = super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
+        return output._replace(predictions=_without_ignored(output.predictions, self.pad_id))
 
     def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
         self,
@@ -95,9 +131,11 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """The objective as the loss, and generated tokens if `predict_with_generate`."""
-        inputs = self._prepare_inputs(inputs)
+        inputs = {name: value for name, value in self._prepare_inputs(inputs).items() if value is not None}
         loss, labels = None, inputs.get("labels")
         if labels is not None:
+            if not labels.shape[1]:  # of rows that have none: a column at least
+                labels = inputs["labels"] = labels.new_full((len(labels), 1), IGNORED)
             with torch.no_grad(), self.compute_loss_context_manager():
                 loss = self.compute_loss(model, inputs).detach()
         if prediction_loss_only or not self.args.predict_with_generate:
@@ -112,6 +150,20 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
         finally:
             self.model.generation_config = generation_config
         return loss, generated, labels
+
+
+def _metrics_of_ids(compute_metrics: Callable[..., dict], pad_id: int, found: EvalPrediction, **options: Any) -> dict:
+    predictions = _without_ignored(found.predictions, pad_id)
+    return compute_metrics(EvalPrediction(predictions, found.label_ids, found.inputs, found.losses), **options)
+
+
+def _without_ignored(predictions: Any, pad_id: int) -> Any:
+    """Arrays or tensors of ids, or lists of them, with the pad token where they have -100."""
+    if isinstance(predictions, (list, tuple)):
+        return type(predictions)(_without_ignored(one, pad_id) for one in predictions)
+    if predictions is not None:
+        predictions[predictions == IGNORED] = pad_id
+    return predictions
 
 
 def _check_targets(model: PreTrainedModel, inputs: dict) -> None:

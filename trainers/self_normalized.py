@@ -40,6 +40,7 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
     config_class: ClassVar[type[SelfNormalizedConfig]] = SelfNormalizedConfig
     args: SelfNormalizedConfig
     bibtex = (citations.GOYAL_2019,)
+    evaluated_terms = ("cross_entropy", "log_z_mean", "log_z_square")
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         labels = inputs["labels"]
@@ -58,4 +59,4 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
 
     def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
         variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
-        return {**averages, "log_z_variance": max(0.0, variance)}
+        return {**averages, "log_z_variance": max(variance, 0.0)}

@@ -30,8 +30,23 @@ def encoder_inputs(inputs: dict) -> dict:
 
 
 def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
-    """The most tokens that are decoded for a batch: `ratio` times its longest target."""
+    """The most tokens that are decoded for a batch: `ratio` times its longest target; 0 if it has none."""
     return math.ceil(ratio * max(map(len, targets)))
+
+
+def _labels_of(inputs: dict) -> torch.Tensor:
+    """The labels of a batch; -100 everywhere if it has none."""
+    labels = inputs.get("labels")
+    return torch.full_like(inputs["input_ids"], IGNORED) if labels is None else labels
+
+
+def _start_token_id(model: PreTrainedModel) -> int:
+    """The token from which a decoder starts, where labels don't say it."""
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for owner in (model.generation_config, model.config):
+            if (found := getattr(owner, name, None)) is not None:
+                return found
+    raise ValueError("generation_config must have a decoder_start_token_id to decode rows without labels, got none")
 
 
 class RuledOutTokens(LogitsProcessor):
@@ -60,7 +75,7 @@ class SequencePairs:
 
     Attributes:
         prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,).
-        targets: ids, B tensors (T_b,), with their end token.
+        targets: ids, B tensors (T_b,), with their end token; (0,) for a row without labels.
     """
 
     prompts: list[torch.Tensor]
@@ -116,19 +131,22 @@ class EncoderDecoderPairs(SequencePairs):
 
     def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
-        self.inputs, labels = encoder_inputs(inputs), inputs["labels"]
+        self.inputs, labels = encoder_inputs(inputs), _labels_of(inputs)
         mask = inputs.get("attention_mask")
         self.prompts = [ids if mask is None else ids[mask[row].bool()] for row, ids in enumerate(inputs["input_ids"])]
         self.targets = [row[row != IGNORED] for row in labels]
+        labelled = (labels != IGNORED).any(1)
         shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is not None:
-            self.starts = shift(labels=labels)[:, 0]
+        if shift is None or not bool(labelled.all()):
+            self.starts = labels.new_full((len(labels),), _start_token_id(model))
+        else:
+            self.starts = labels.new_empty(len(labels))
+        if shift is not None and bool(labelled.any()):
+            self.starts[labelled] = shift(labels=labels[labelled])[:, 0]
             # mBART and PLBart end their labels with the language that decoding starts from.
             moved = [len(t) > 1 and int(t[-1]) == int(s) and int(s) not in self.end_ids
                      for t, s in zip(self.targets, self.starts, strict=True)]  # fmt: skip
             self.targets = [t[:-1] if m else t for t, m in zip(self.targets, moved, strict=True)]
-        else:
-            self.starts = labels.new_full((len(labels),), model.config.decoder_start_token_id)
 
     def log_probs(
         self,
@@ -152,12 +170,15 @@ class EncoderDecoderPairs(SequencePairs):
 
 
 class CausalPairs(SequencePairs):
-    """Prefixes and continuations; rows are laid out anew, so it is all one on which side a batch was padded."""
+    """Prefixes and continuations; rows are laid out anew, so it is all one on which side a batch was padded.
+
+    A row without labels is a prefix.
+    """
 
     def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
         self.prompts, self.targets = split_completions(
-            inputs["input_ids"], inputs["labels"], inputs.get("attention_mask")
+            inputs["input_ids"], _labels_of(inputs), inputs.get("attention_mask")
         )
 
     def log_probs(

@@ -103,6 +103,8 @@ class SoftBeamTrainer(StepwiseTrainer):
     ):
         cost = HammingCost() if cost is None else as_callable("cost", cost)
         super().__init__(model=model, args=args, **kwargs)
+        if self.args.max_search_steps is not None:
+            self.evaluated_terms = ("searched_share",)
         self.cost = cost
         vocab_size = len(self.decoder.embedding_weight)
         beams = self.args.beam_size

@@ -23,6 +23,8 @@ from hf_ebm.random_state import seeded
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.sequence_pairs import SequencePairs, decoding_length
 
+_DEFAULT_LENGTH = 20  # of `generate`
+
 
 @dataclass
 class TaskLossConfig(SearchAwareConfig):
@@ -60,7 +62,9 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     A causal batch has `input_ids` and `labels` that are -100 on the prompt; it may be padded on either side. In
     evaluation `eval_loss` is the cross entropy in nats per target token, and `eval_cost` the mean cost of what is
-    decoded as in training. Decoding leaves the model's mode, cache setting and generation config as they were.
+    decoded as in training, both over rows that have a target; in training every row must have one. A causal row without
+    labels is a prompt. A batch without any is decoded to the length of the `generation_config`, by default 20 tokens.
+    Decoding leaves the model's mode, cache setting and generation config as they were.
 
     Args:
         cost: a name, or a callable `cost(predictions, references[, prompts]) -> (B,)`; see
@@ -73,6 +77,8 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
     args: TaskLossConfig
+    needs_every_row = True
+    evaluated_terms = ("cost",)
 
     def __init__(
         self,
@@ -105,6 +111,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
         self.end_ids, self.pad_id = self._special_ids()
+        self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence and causal models."""
@@ -129,6 +136,11 @@ class TaskLossTrainer(SearchAwareTrainer):
     def module(self) -> PreTrainedModel:
         """The model without data-parallel wrapper; inside autocast, where the arguments say so."""
         return self.accelerator.unwrap_model(self.model)
+
+    def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Rows with a target; the first token of a causal row is none."""
+        targets = self.pairs(inputs).targets
+        return torch.tensor([len(ids) > 0 for ids in targets], device=inputs["input_ids"].device)
 
     def pairs(self, inputs: dict) -> SequencePairs:
         """A batch as prompts and targets."""
@@ -159,14 +171,19 @@ class TaskLossTrainer(SearchAwareTrainer):
             return pairs.decode(self.module, config, num_samples, processor)
 
     def _max_new_tokens(self, pairs: SequencePairs) -> int:
-        length = decoding_length(pairs.targets, self.args.max_length_ratio)
+        start = 1 if self.module.config.is_encoder_decoder else max(map(len, pairs.prompts))
+        length, own = decoding_length(pairs.targets, self.args.max_length_ratio), self.decoding_config
+        if not length:  # a batch without a target
+            length = own.max_new_tokens or (own.max_length - start if own.max_length else _DEFAULT_LENGTH)
+        if length < 1:
+            raise ValueError(f"max_length must leave room behind a prompt of {start} tokens, got {own.max_length}")
         text_config = self.module.config.get_text_config(decoder=True)
         limit = getattr(text_config, "max_position_embeddings", None)
         if limit is None:
             return length
-        room = limit - (1 if self.module.config.is_encoder_decoder else max(map(len, pairs.prompts)))
+        room = limit - start
         if room < 1:
-            raise ValueError(f"prompts must leave room for a token, got one of {limit - room} with {limit} positions")
+            raise ValueError(f"prompts must leave room for a token, got one of {start} with {limit} positions")
         return min(length, room)  # a position that the model lacks would be an error in the middle of decoding
 
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
@@ -208,6 +225,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """The predictions are what is decoded, without prompts: as in training, but for what `gen_kwargs` change."""
+        self._decoded = []
         loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
         if prediction_loss_only or not self.args.predict_with_generate:
             return loss, None, None
@@ -216,12 +234,14 @@ class TaskLossTrainer(SearchAwareTrainer):
         asked = {name: value for name, value in asked.items() if value is not None}
         if "max_length" in asked:
             asked.setdefault("max_new_tokens", None)
-        decoded = self._decoded  # for the cost of this very batch
-        if asked:
+        decoded = self._decoded  # for the cost of this very batch, if all its rows had one
+        if asked or len(decoded) < len(pairs):
             decoded = [found[0] for found in self.decode(pairs, self.decoder(pairs, **asked))]
         predictions, _ = pad_right(decoded, self.pad_id)
-        labels, _ = pad_right(pairs.targets, IGNORED)
-        return loss, predictions, labels
+        if loss is None:
+            return loss, predictions, None
+        labels, _ = pad_right([*pairs.targets, pairs.targets[0].new_full((1,), IGNORED)], IGNORED)  # a column at least
+        return loss, predictions, labels[:-1]
 
 
 def _num_target_tokens(pairs: SequencePairs) -> torch.Tensor:

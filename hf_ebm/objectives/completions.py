@@ -23,23 +23,21 @@ def split_completions(
         attention_mask: (B, T), 0 at padding; without it nothing is padding.
 
     Returns:
-        Two lists of B tensors of ids, (P_b,) and (T_b,).
+        Two lists of B tensors of ids, (P_b,) and (T_b,). A row without a target is a prompt.
 
     Raises:
-        ValueError: for a row without a target or a prompt, with labels that aren't its tokens, or with a gap in or
-            behind its targets.
+        ValueError: for a row without a token, with labels that aren't its tokens, or with a gap in or behind its
+            targets.
     """
     prompts, targets = [], []
     for row in range(len(input_ids)):
         kept = slice(None) if attention_mask is None else attention_mask[row].bool()
         ids, goal = input_ids[row][kept], labels[row][kept]
+        if not len(ids):
+            raise ValueError(f"input_ids: row {row} must have a token that isn't padding")
         scored = goal != IGNORED
         scored[:1] = False
         start = len(ids) - int(scored.sum())
-        if not start < len(ids) or not start:
-            raise ValueError(
-                f"labels: row {row} must have a target (a label that isn't {IGNORED}) behind its first token"
-            )
         if not bool(scored[start:].all()):
             raise ValueError(
                 f"labels: row {row} must have all its targets at its end, behind one prompt; {IGNORED} stands between "

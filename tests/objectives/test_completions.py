@@ -32,11 +32,21 @@ def test_the_first_token_is_never_a_target():
     assert prompts[0].tolist() == [3] and targets[0].tolist() == [4, 5]
 
 
+@pytest.mark.parametrize("labels", [[-100, -100, -100], [3, -100, -100]])
+def test_a_row_without_a_target_is_a_prompt(labels):
+    prompts, targets = split_completions(torch.tensor([[3, 4, 5]]), torch.tensor([labels]))
+    assert prompts[0].tolist() == [3, 4, 5] and targets[0].tolist() == []
+
+
+def test_a_row_of_padding_alone_is_refused():
+    ids = torch.tensor([[3, 4], [0, 0]])
+    with pytest.raises(ValueError, match="input_ids: row 1 must have a token that isn't padding"):
+        split_completions(ids, torch.full_like(ids, -100), torch.tensor([[1, 1], [0, 0]]))
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([-100, -100, -100], "row 0 must have a target"),
-        ([3, -100, -100], "row 0 must have a target"),
         ([-100, 4, -100], "row 0 must have all its targets at its end"),
         ([-100, 9, 5], "row 0 must equal input_ids"),
     ],

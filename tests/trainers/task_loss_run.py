@@ -43,6 +43,19 @@ def trainer_of(kind: str, folder: Path, processes: int):
     return trainer
 
 
+def predictions(folder: Path) -> tuple:
+    """Of rows that are decoded to other lengths, of which the second process sees none with labels."""
+    rows = completion_rows(6)
+    for row in rows[1::2]:
+        row["labels"] = torch.full_like(row["labels"], -100)
+    trainer = test_sampled_risk.trainer_of(
+        "self-critical", folder, tiny_causal(), predict_with_generate=True, per_device_eval_batch_size=1
+    )
+    output = trainer.predict(rows)
+    nothing = trainer.evaluate(rows[1::2] + rows[1:2])
+    return output.predictions, output.label_ids, output.metrics, nothing
+
+
 def run_all(folder: Path) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for kind in KINDS:
@@ -57,3 +70,4 @@ def run_all(folder: Path) -> None:
         name = f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt"
         torch.save((logged, state, len(decodes)), folder / name)
         trainer.accelerator.wait_for_everyone()
+    torch.save(predictions(folder / "work"), folder / f"predictions-{processes}-{os.environ.get('RANK', '0')}.pt")

@@ -1,12 +1,15 @@
 """Two processes make the update that one makes, though their batches are decoded in other numbers of steps."""
 
+import math
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
+from tests.causal_families import PAD
 from tests.trainers import distributed_runs
 from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
@@ -69,3 +72,17 @@ def test_updates_for_a_cost_are_those_of_one_process(kind, folder):
     for one_log, two_log in zip(one_logs, two_logs, strict=True):
         for name, value in one_log.items():
             assert two_log[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_predictions_are_those_of_one_process(folder):
+    """Padded with the pad token alone, whichever process decoded further; rows without labels count for nothing."""
+    (one, one_labels, one_metrics, one_nothing), *others = (
+        torch.load(folder / "task_losses" / f"predictions-{name}.pt", weights_only=False)
+        for name in ("1-0", "2-0", "2-1")
+    )
+    assert (one == PAD).any() and not (one < 0).any() and (one_labels == -100).any()
+    for predictions, labels, metrics, nothing in others:
+        assert np.array_equal(predictions, one) and np.array_equal(labels, one_labels)
+        for name in ("test_loss", "test_cost"):
+            assert metrics[name] == pytest.approx(one_metrics[name], rel=1e-6)
+        assert all(math.isnan(found[f"eval_{name}"]) for found in (nothing, one_nothing) for name in ("loss", "cost"))

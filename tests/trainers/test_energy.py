@@ -168,14 +168,25 @@ def test_the_model_may_come_from_model_init(tmp_path):
     torch.testing.assert_close(trained[1], trained[0], rtol=0, atol=0)
 
 
-def test_a_batch_without_free_tokens_changes_nothing(tmp_path):
-    model = make("bilstm", "raw")
-    before = model.mlm.lm_head.weight.clone()
-    rows = [{"input_ids": [1, 2]}] * 6
-    trainer = EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=rows)
-    trainer.train()
-    assert trainer.evaluate(rows)["eval_loss"] == 0.0
-    assert torch.equal(model.mlm.lm_head.weight, before)
+@pytest.mark.parametrize("objective", ["pll", "mle", "mlm"])
+def test_rows_without_free_tokens_are_not_counted(objective, tmp_path, caplog):
+    """The step and the evaluation are those of the other rows; where there are none, an error and nan."""
+    full, empty = [{"input_ids": [1, 5, 6, 2]}, {"input_ids": [1, 7, 2]}], [{"input_ids": [1, 2]}] * 2
+    found = []
+    for rows in (full, empty[:1] + full + empty[:1]):
+        model = make("bilstm", "raw")
+        trainer = EnergyTrainer(model, arguments(tmp_path, objective), train_dataset=rows)
+        trainer.train()
+        found.append((trainer.evaluate(rows), model.mlm.lm_head.weight))
+    torch.testing.assert_close(found[1][1], found[0][1])
+    for name in {"eval_loss", "eval_log_partition"} & found[0][0].keys():
+        assert found[1][0][name] == pytest.approx(found[0][0][name], rel=1e-6)
+    metrics = trainer.evaluate(empty)
+    names = ["eval_log_partition", "eval_loss"][objective != "mle" :]
+    assert all(math.isnan(metrics[name]) for name in names)
+    assert [r.message.split(":")[0] for r in caplog.records if "nan" in r.message] == [", ".join(names)]
+    with pytest.raises(ValueError, match="input_ids: row 0 must have a token that isn't special"):
+        EnergyTrainer(model, arguments(tmp_path, objective), train_dataset=empty).train()
 
 
 def test_true_conditionals_are_not_the_masked_ones():

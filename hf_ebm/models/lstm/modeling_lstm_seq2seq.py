@@ -161,12 +161,13 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
 
         Raises:
             ValueError: naming the row, for a label outside the vocabulary, or with fixed attention for another
-                number of targets than of source positions.
+                number of targets than of source positions, unless it is none.
         """
         self._check_labels(labels)
         if self.config.attention == "fixed" and attention_mask is not None:
             targets, sources = _target_lengths(labels != _IGNORED), attention_mask.sum(1)
-            _refuse_rows(targets != sources, targets, sources, "a target must be as long as its source")
+            differ = (targets != sources) & (targets > 0)
+            _refuse_rows(differ, targets, sources, "a target must be as long as its source")
 
     def _check_labels(self, labels: Tensor) -> None:
         wrong = (labels != _IGNORED) & ((labels < 0) | (labels >= self.config.num_target_ids))
