@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_ebm.checks import CONVERSION_ERRORS, as_callable, as_ids, name_of, row_numbers, shown
 from hf_ebm.plain_values import as_number, as_whole, wholes
 
 DEFAULT_LIMIT = 2_000_000
@@ -38,11 +39,17 @@ class ExactDistribution:
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """(count, T) independent draws."""
+        count = as_whole("count", count, 1)
+        if not isinstance(generator, torch.Generator | None):
+            raise ValueError(f"generator must be a torch.Generator, got {shown(generator)}")
         index = torch.multinomial(self.log_probabilities.exp(), count, replacement=True, generator=generator)
         return self.sequences[index]
 
     def index(self, sequences: Tensor) -> Tensor:
-        """(N,) number of each of `sequences` (N, T). Raises `ValueError` for a token that is not in the space."""
+        """(N,) number of each of `sequences` (N, T). Raises `ValueError` for others than those of the space."""
+        sequences = as_ids("sequences", sequences)
+        if sequences.shape[1] != self.sequences.shape[1]:
+            raise ValueError(f"sequences must have {self.sequences.shape[1]} tokens, got {sequences.shape[1]}")
         place = torch.searchsorted(self.tokens, sequences.contiguous())
         place = place.clamp(max=len(self.tokens) - 1)
         if not torch.equal(self.tokens[place], sequences):
@@ -74,8 +81,10 @@ def enumerate_distribution(
         limit: the largest number of sequences that is enumerated.
 
     Raises:
-        ValueError: if there are more than `limit` sequences, saying how many, and for numbers out of range.
+        ValueError: if there are more than `limit` sequences, saying how many; for numbers out of range, a device that
+            can't be used, and energies that aren't one number for each sequence, NaN, or minus infinity.
     """
+    energy = as_callable("energy", energy)
     ids = wholes(tokens)
     if not ids:
         raise ValueError(f"tokens must be a list of one or more token ids, got {tokens!r}")
@@ -91,6 +100,14 @@ def enumerate_distribution(
         )
     base = len(values) ** torch.arange(length - 1, -1, -1)
     sequences = values[torch.arange(count)[:, None] // base % len(values)]
-    energies = torch.cat([energy(part.to(device)).detach().double().cpu() for part in sequences.split(chunk_size)])
+    try:
+        on_device = sequences.to(device)
+    except CONVERSION_ERRORS as error:
+        raise ValueError(f"device {shown(device)} cannot be used: {error}") from error
+    place, cpu = f"energy: {name_of(energy)}", torch.device("cpu")
+    parts = on_device.split(min(chunk_size, count))
+    energies = torch.cat([row_numbers(place, energy(part), len(part), cpu).detach() for part in parts])
+    if bool((energies.isnan() | (energies == -torch.inf)).any()):
+        raise ValueError(f"{place} returned NaN or minus infinity")
     log_partition = (-energies / temperature).logsumexp(0)
     return ExactDistribution(sequences, energies, log_partition, -energies / temperature - log_partition, values)

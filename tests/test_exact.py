@@ -47,3 +47,35 @@ def test_energies_of_any_size_stay_finite():
 def test_a_space_too_large_says_how_large():
     with pytest.raises(ValueError, match="10 tokens at 7 positions are 10000000 sequences, above the limit of 1000"):
         enumerate_distribution(energy, list(range(10)), 7, limit=1000)
+
+
+@pytest.mark.parametrize(
+    "argument,value,message",
+    [
+        ("energy", None, "must be callable, got None"),
+        ("energy", lambda ids: None, "returned None, must return a number for each row"),
+        ("energy", lambda ids: torch.ones(len(ids) + 1), "returned a tensor of shape .5,"),
+        ("energy", lambda ids: torch.full((len(ids),), torch.nan), "returned NaN"),
+        ("tokens", "ab", "must be a list of one or more token ids, got 'ab'"),
+        ("length", 1.5, "must be a whole number"),
+        ("temperature", "hot", "must be a number above 0"),
+        ("device", "somewhere", "'somewhere' cannot be used"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(argument, value, message):
+    with pytest.raises(ValueError, match=f"{argument}.*{message}"):
+        enumerate_distribution(**{"energy": lambda ids: ids.sum(1), "tokens": [1, 2], "length": 2, argument: value})
+
+
+@pytest.mark.parametrize(
+    "sequences", [None, [[1, 2]], torch.tensor([1, 2]), torch.rand(1, 2), torch.tensor([[1, 2, 1]])]
+)
+def test_sequences_of_a_wrong_kind(sequences):
+    exact = enumerate_distribution(lambda ids: ids.sum(1), [1, 2], 2)
+    for method in (exact.index, exact.total_variation):
+        with pytest.raises(ValueError, match="sequences must"):
+            method(sequences)
+    with pytest.raises(ValueError, match="count must be a whole number"):
+        exact.sample("ten")
+    with pytest.raises(ValueError, match=r"generator must be a torch\.Generator, got 7"):
+        exact.sample(1, 7)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from hf_ebm.checks import check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
@@ -45,8 +46,7 @@ class EnergyTrainingConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        check_choice("objective", self.objective, OBJECTIVES)
         self.enumeration_limit = as_whole("enumeration_limit", self.enumeration_limit, 1)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
+from hf_ebm.checks import check_choice
 from hf_ebm.objectives.parameter_search import (
     Candidate,
     Density,
@@ -60,8 +61,7 @@ class MGSConfig(TaskLossConfig):
         self.mixture = as_number("mixture", self.mixture, least=0, most=1)
         for name in ("alpha", "noise", "likelihood_max_grad_norm"):
             setattr(self, name, as_number(name, getattr(self, name), above=0))
-        if self.density not in get_args(Density):
-            raise ValueError(f"density must be one of {', '.join(get_args(Density))}, got {self.density!r}")
+        check_choice("density", self.density, get_args(Density))
         if self.fp16:
             raise ValueError("fp16 must be False: its loss scaling has no meaning for a search direction; bf16 works")
         if self.deepspeed or self.fsdp:

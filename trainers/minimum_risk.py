@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from hf_ebm.checks import as_truth
 from hf_ebm.objectives.sequence_risk import minimum_risk
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
@@ -35,6 +36,7 @@ class MinimumRiskConfig(SampledRiskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.include_target = as_truth("include_target", self.include_target)
         for name in ("sharpness", "sampling_temperature"):
             setattr(self, name, as_number(name, getattr(self, name), above=0))
         if self.num_candidates == 1 and not self.include_target:

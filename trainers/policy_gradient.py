@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
+from hf_ebm.checks import check_choice
 from hf_ebm.objectives.sequence_risk import policy_gradient_loss
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
@@ -39,8 +40,7 @@ class PolicyGradientConfig(SampledRiskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.baseline not in BASELINES:
-            raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {self.baseline!r}")
+        check_choice("baseline", self.baseline, BASELINES)
         self.running_mean_decay = as_number("running_mean_decay", self.running_mean_decay, least=0, below=1)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_ebm.checks import as_truth
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
@@ -45,6 +46,7 @@ class ResidualNCEConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.online = as_truth("online", self.online)
         self.max_new_tokens = as_whole("max_new_tokens", self.max_new_tokens, 1)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from hf_ebm.checks import check_choice
 from hf_ebm.objectives.schedules import (
     check_inverse_temperature,
     check_teacher_forcing,
@@ -53,8 +54,7 @@ class ScheduledSamplingConfig(SearchAwareConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inputs not in INPUTS:
-            raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {self.inputs!r}")
+        check_choice("inputs", self.inputs, INPUTS)
         self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
         self.decay_strength, self.teacher_forcing_probability = check_teacher_forcing(
             self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability

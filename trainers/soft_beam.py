@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import as_callable
+from hf_ebm.checks import as_callable, as_truth, check_choice
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
@@ -59,8 +59,8 @@ class SoftBeamConfig(SearchAwareConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        self.checkpoint_steps = as_truth("checkpoint_steps", self.checkpoint_steps)
+        check_choice("loss", self.loss, LOSSES)
         if self.max_search_steps is not None:
             self.max_search_steps = as_whole("max_search_steps", self.max_search_steps, 1)
         self.beam_size = as_whole("beam_size", self.beam_size, 1)

@@ -87,6 +87,8 @@ class RerankMixin:
             [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
             for own, part in zip(base, normalized.split(sizes), strict=True)
         ]
+        if not all(math.isfinite(score) for own in scores for score in own):
+            raise ValueError(f"weight must leave finite scores, got {weight}")
         order = [_best_first(own) for own in scores]
         return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_ebm.checks import is_dense, shown
+from hf_ebm.checks import as_list, is_dense, shown
+from hf_ebm.plain_values import as_number
 
 # labels (B, T), vocabulary size V -> the cost of every token (B, T, V), or of any token but the label (B, T)
 DecomposableCost = Callable[[torch.Tensor, int], torch.Tensor]
@@ -21,13 +22,14 @@ class HammingCost:
         token_weights: weight of each *predicted* token, V non-negative numbers; default 1.
 
     Raises:
-        ValueError: for a negative weight; when called, for another number of weights than tokens.
+        ValueError: for a weight that is negative or no number; when called, for another number of weights than tokens.
     """
 
     def __init__(self, token_weights: Sequence[float] | None = None):
-        if token_weights is not None and not all(weight >= 0 for weight in token_weights):
-            raise ValueError(f"token_weights must not be negative, got {list(token_weights)}")
-        self.token_weights = None if token_weights is None else list(token_weights)
+        self.token_weights = None
+        if token_weights is not None:
+            weights = as_list("token_weights", token_weights, "numbers")
+            self.token_weights = [as_number("token_weights", weight, least=0) for weight in weights]
 
     def __call__(self, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """(B, T) for equal weights (1 everywhere), (B, T, V) otherwise."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from hf_ebm.checks import check_choice
 from hf_ebm.plain_values import as_number
 
 LARGEST_ALPHA = 1e6
@@ -42,10 +43,7 @@ def teacher_forcing_probability(
 
 def check_teacher_forcing(schedule: str, decay_strength: float, probability: float) -> tuple[float, float]:
     """The two numbers, plain. Raises `ValueError` for an unknown schedule or a value out of range."""
-    if schedule not in TEACHER_FORCING_SCHEDULES:
-        raise ValueError(
-            f"teacher_forcing_schedule must be one of {', '.join(TEACHER_FORCING_SCHEDULES)}, got {schedule!r}"
-        )
+    check_choice("teacher_forcing_schedule", schedule, TEACHER_FORCING_SCHEDULES)
     return (
         as_number("decay_strength", decay_strength, above=0),
         as_number("teacher_forcing_probability", probability, least=0, most=1),

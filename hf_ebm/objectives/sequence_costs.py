@@ -121,7 +121,8 @@ def repetition_cost(
 
 def non_termination(predictions: Sequence[Sequence[int]], eos_token_id: int) -> torch.Tensor:
     """1 for each list of token ids that lacks the end token, else 0."""
-    return _costs(eos_token_id not in ids for ids in token_ids(predictions, "predictions"))
+    end = as_whole("eos_token_id", eos_token_id)
+    return _costs(end not in ids for ids in token_ids(predictions, "predictions"))
 
 
 def token_ids(sequences: Sequence[Sequence[int]], argument: str) -> list[list[int]]:

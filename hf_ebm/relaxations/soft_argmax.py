@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from hf_ebm.checks import check_choice
+
 INPUTS = ("argmax", "sample", "soft_argmax", "soft_sample")
 
 
@@ -32,8 +34,7 @@ def token_weights(
     Raises:
         ValueError: for another name of `inputs` or `alpha` <= 0.
     """
-    if inputs not in INPUTS:
-        raise ValueError(f"inputs must be one of {', '.join(INPUTS)}, got {inputs!r}")
+    check_choice("inputs", inputs, INPUTS)
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
     scores = at_least_float32(scores)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hf_ebm.checks import check_choice
 from hf_ebm.objectives.decomposable_costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_whole, number
@@ -59,8 +60,7 @@ class SoftBeamSettings:
             raise ValueError(f"alpha must be above 0, got {self.alpha!r}")
         object.__setattr__(self, "num_beams", as_whole("num_beams", self.num_beams, 1))
         object.__setattr__(self, "alpha", alpha)
-        if self.normalization not in NORMALIZATIONS:
-            raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {self.normalization!r}")
+        check_choice("normalization", self.normalization, NORMALIZATIONS)
 
 
 @dataclass

@@ -131,7 +131,7 @@ class ChainRun:
             for old in folder.glob("chains-*.safetensors"):
                 if old.name != tensor_file:
                     old.unlink()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ValueError(f"save_state_to: cannot write the chains' state to {folder}: {error}") from error
 
     @classmethod

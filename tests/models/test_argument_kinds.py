@@ -196,6 +196,11 @@ def test_rerank(pair, argument, value, message):
     assert model._row_runner().num_rows == before
 
 
+def test_weights_that_leave_no_scores(pair):
+    with pytest.raises(ValueError, match="weight must leave finite scores, got 1e"):
+        pair[0].rerank([["the cat", "a"]], pair[1], weight=1e308)
+
+
 @pytest.mark.parametrize("function,tokenizer", [(None, True), (3, True), (len, False)])
 def test_text_energies(pair, function, tokenizer):
     with pytest.raises(

@@ -89,11 +89,12 @@ def test_joining(argument):
         ("attention_mask", 7, "got 7"),
         ("labels", IDS.float(), "whole numbers .* got a tensor"),
         ("labels", [[0, 3, 4]], "whole numbers .* got .*0, 3, 4"),
+        ("num_items_in_batch", "three", "must be a number from 0 up, got 'three'"),
     ],
 )
 def test_products(product, argument, value, message):
     with pytest.raises(ValueError, match=f"{argument}.*{message}"):
-        product(**{"input_ids": IDS, argument: value})
+        product(**{"input_ids": IDS, "labels": IDS, argument: value})
 
 
 def test_a_product_of_no_model():

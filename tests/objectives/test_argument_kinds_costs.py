@@ -7,10 +7,21 @@ from transformers import pipeline
 
 import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm.evaluate_modules import module_path
-from hf_ebm.objectives.decomposable_costs import check_costs
+from hf_ebm.objectives.decomposable_costs import HammingCost, check_costs
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS, SequenceCost, as_cost, repetition
-from hf_ebm.trainers import CrossEntropyTrainer, SearchAwareConfig, SoftBeamConfig, SoftBeamTrainer
+from hf_ebm.trainers import (
+    CrossEntropyTrainer,
+    EnergyTrainingConfig,
+    MGSConfig,
+    MinimumRiskConfig,
+    PolicyGradientConfig,
+    ResidualNCEConfig,
+    ScheduledSamplingConfig,
+    SearchAwareConfig,
+    SoftBeamConfig,
+    SoftBeamTrainer,
+)
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 
@@ -61,6 +72,28 @@ def test_trainers(tmp_path):
         CrossEntropyTrainer("gpt2", SearchAwareConfig(tmp_path, report_to=[], use_cpu=True))
     with pytest.raises(ValueError, match="cost must be callable, got 'edit_distance'"):
         SoftBeamTrainer(None, SoftBeamConfig(tmp_path, report_to=[], use_cpu=True), "edit_distance")
+
+
+@pytest.mark.parametrize("weights", [7, "ab", {1: 2.0}, [None], [torch.nan], [-1.0], ["1"]])
+def test_weights_of_tokens(weights):
+    with pytest.raises(ValueError, match=r"token_weights must be a (list of numbers|number from 0 up)"):
+        HammingCost(weights)
+
+
+@pytest.mark.parametrize(
+    "config,argument,value",
+    [
+        (SoftBeamConfig, "loss", ["direct"]), (SoftBeamConfig, "normalization", 3),
+        (SoftBeamConfig, "checkpoint_steps", "no"),
+        (MGSConfig, "density", np.array(["full", "x"])), (PolicyGradientConfig, "baseline", None),
+        (ScheduledSamplingConfig, "inputs", {}), (ScheduledSamplingConfig, "teacher_forcing_schedule", 1),
+        (MinimumRiskConfig, "include_target", None), (ResidualNCEConfig, "online", "yes"),
+        (EnergyTrainingConfig, "objective", ("mle",)),
+    ],
+)  # fmt: skip
+def test_settings_of_trainers(tmp_path, config, argument, value):
+    with pytest.raises(ValueError, match=f"{argument} must be (one of '|True or False, got)"):
+        config(tmp_path, report_to=[], use_cpu=True, **{argument: value})
 
 
 @pytest.mark.parametrize("inputs", [b"the cat", {"the cat"}, torch.tensor(1), np.array("the cat")])

@@ -48,7 +48,7 @@ def test_inverse_temperature():
         (lambda: inverse_temperature(1, 0.0, 1.0), "alpha must be a number above 0, got 0.0"),
         (lambda: inverse_temperature(1, math.inf, 1.0), "alpha must be a number above 0, got inf"),
         (lambda: inverse_temperature(1, 1.0, math.nan), "alpha_growth must be a number above 0, got nan"),
-        (lambda: HammingCost([1.0, -1.0]), "token_weights must not be negative"),
+        (lambda: HammingCost([1.0, -1.0]), "token_weights must be a number from 0 up"),
         (lambda: HammingCost([1.0])(LABELS, 3), "one weight for each of 3 tokens, got 1"),
         (lambda: check_costs(torch.ones(2), LABELS, 3), "shape"),
     ],

@@ -206,7 +206,7 @@ def test_refusals():
     for settings, message in (
         ({"num_beams": 0}, "num_beams must be a whole number from 1 up, got 0"),
         ({"alpha": 0.0}, "alpha must be above 0, got 0.0"),
-        ({"normalization": "none"}, "normalization must be one of local, global, got 'none'"),
+        ({"normalization": "none"}, "normalization must be one of 'local', 'global', got 'none'"),
     ):
         with pytest.raises(ValueError, match=message):
             SoftBeamSettings(**settings)

@@ -126,7 +126,7 @@ def test_refusals():
         generate(model, batch, custom_generate=soft_beam_search, do_sample=True)
     with pytest.raises(ValueError, match="alpha must be above 0, got 0"):
         generate(model, batch, custom_generate=soft_beam_search, alpha=0.0)
-    with pytest.raises(ValueError, match="normalization must be one of local, global, got 'both'"):
+    with pytest.raises(ValueError, match="normalization must be one of 'local', 'global', got 'both'"):
         generate(model, batch, custom_generate=soft_beam_search, normalization="both")
     with pytest.raises(ValueError, match="num_beams must be at most the vocabulary of 41 tokens, got 42"):
         generate(model, batch, custom_generate=soft_beam_search, num_beams=42)

@@ -222,7 +222,7 @@ def test_likelihood_training_reaches_the_entropy_of_the_data(tmp_path):
 def test_what_cannot_be_trained_is_refused(tmp_path):
     rows = [{"input_ids": row} for row in ROWS]
     model = make("bilstm", "raw")
-    with pytest.raises(ValueError, match="objective must be one of mle, pll, mlm, kl, "):
+    with pytest.raises(ValueError, match="objective must be one of 'mle', 'pll', 'mlm', 'kl', "):
         arguments(tmp_path, "gan")
     with pytest.raises(
         ValueError, match="enumerates 4 tokens at 2 positions, 16 sequences, above enumeration_limit 15"

@@ -284,7 +284,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
         ({"mixture": -0.1}, "mixture must be a number from 0 to 1"),
         ({"alpha": 0.0}, "alpha must be a number above 0, got 0"),
         ({"noise": -1.0}, "noise must be a number above 0"),
-        ({"density": "other"}, "density must be one of given_noise, full, got 'other'"),
+        ({"density": "other"}, "density must be one of 'given_noise', 'full', got 'other'"),
         ({"max_length_ratio": 0.0}, "max_length_ratio must be a number above 0"),
         ({"cost": "bleurt"}, "cost must be a callable or one of edit_distance"),
         ({"fp16": True}, "fp16 must be False"),

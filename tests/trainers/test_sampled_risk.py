@@ -227,7 +227,7 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
         ("minimum risk", {"sharpness": 0.0}, "sharpness must be a number above 0, got 0"),
         ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be a number above 0"),
         ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must be a number from 0 up"),
-        ("self-critical", {"baseline": "none"}, "baseline must be one of self_critical, running_mean, got 'none'"),
+        ("self-critical", {"baseline": "none"}, "baseline must be one of 'self_critical', 'running_mean', got 'none'"),
         ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be a number from 0 up and below 1"),
     ],
 )

@@ -22,6 +22,7 @@ from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.plain_values import as_number
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.vocabulary import num_embeddings
 
@@ -131,7 +132,11 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             following = labels[:, 1:]
-            count = (following != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            count: Tensor | float = (following != IGNORED).sum()
+            if isinstance(num_items_in_batch, Tensor) and num_items_in_batch.shape == (1,):
+                count = num_items_in_batch  # so it comes under data parallelism
+            elif num_items_in_batch is not None:
+                count = as_number("num_items_in_batch", num_items_in_batch, least=0)
             loss = cross_entropy_sum(logits[:, :-1], following) / count
         return CausalLMOutput(loss=loss, logits=logits)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_ebm.checks import check_choice
 from hf_ebm.plain_values import as_number, as_whole
 
 ATTENTIONS = ("additive", "fixed")
@@ -69,8 +70,7 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
         for name in _SIZES:
             setattr(self, name, as_whole(name, getattr(self, name), 1))
         for name, allowed in (("attention", ATTENTIONS), ("initial_state", INITIAL_STATES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size must be even with a bidirectional encoder, which has half of it per direction; got "

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
+from hf_ebm.checks import as_ids, as_mask, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.adapters import refuse_adapters
@@ -158,8 +158,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         Raises:
             ValueError: for what cannot be loaded as such, checkpoints without the weights they need, and as the class.
         """
-        if keep_lm not in ("value", "reference"):
-            raise ValueError(f"keep_lm must be 'value' or 'reference', got {keep_lm!r}")
+        check_choice("keep_lm", keep_lm, ("value", "reference"))
         lm, encoder = as_text("lm", lm), as_text("encoder", encoder)
         revision = {"revision": lm_revision} if lm_revision else {}
         of_both = ("token", "cache_dir", "local_files_only", "force_download", "trust_remote_code")
