@@ -130,6 +130,18 @@ def as_numbers_of(name: str, numbers: object, ids: Tensor) -> Tensor:
     return numbers.to(ids.device)
 
 
+def as_whole_numbers(name: str, numbers: object) -> Tensor:
+    """A whole number, or a tensor or list of such, as int64 on the CPU. Raises `ValueError` for anything else."""
+    try:
+        found = torch.as_tensor(numbers).to("cpu").to_dense()
+        fits = not (found.is_complex() or found.is_floating_point())
+    except (*CONVERSION_ERRORS, NotImplementedError):
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} must be a whole number, or a tensor or list of such, got {shown(numbers)}")
+    return found.long()
+
+
 def row_numbers(place: str, returned: object, rows: int, device: torch.device) -> Tensor:
     """What a callable returned as (rows,) float64; `place` is what the error names."""
     try:

@@ -118,7 +118,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     def _sequences(self, inputs: dict[str, Any]) -> EnergyInputs:
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        return check_energy_inputs(self.energy_model, ids, mask, None, None, None)
+        return check_energy_inputs(self.energy_model, ids, mask, None, None, None, {})
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """The objective of a batch, summed over rows."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_ebm.plain_values import as_path
 from hf_ebm.sampling.target import ChainState, Target
-from hf_ebm.scoring.rows import EncoderContext
+from hf_ebm.scoring.rows import Context
 
 STATE_FORMAT = 1
 
@@ -64,7 +64,7 @@ class ChainRun:
         num_masked_rows: masked rows run.
         recipe: what the run is of: settings, seed, chain keys; a state only continues the same recipe.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
-        context: encoder states of encoder-decoder models.
+        context: what the model reads of each chain beside its tokens.
     """
 
     state: ChainState
@@ -78,7 +78,7 @@ class ChainRun:
     start: Tensor
     stop: Tensor
     free: Tensor
-    context: EncoderContext | None = None
+    context: Context | None = None
 
     @classmethod
     def begin(cls, state: ChainState, recipe: dict, target: Target) -> ChainRun:
@@ -111,7 +111,7 @@ class ChainRun:
         tensors |= {name: getattr(self, name) for name in ("start", "stop", "free")}
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
         if self.context is not None:
-            tensors |= {f"context.{name}": value for name, value in self.context._asdict().items()}
+            tensors |= _context_tensors(self.context)
         blob = save({name: value.cpu().contiguous() for name, value in tensors.items()})
         digest = hashlib.sha256(blob).hexdigest()
         # The tensors get a name of their own; the JSON that names them is put in place last.
@@ -152,13 +152,29 @@ class ChainRun:
                 "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
                 "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
             }
-            if "context.states" in tensors:
-                parts["context"] = EncoderContext(*(tensors[f"context.{name}"] for name in EncoderContext._fields))
+            parts["context"] = _context_of(tensors)
             parts |= {f.name: header[f.name] for f in fields(cls) if f.name in header}
             parts |= {f.name: tensors[f.name] for f in fields(cls) if f.name in tensors}
             return cls(**parts)
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ValueError(f"resume_from: {folder} holds no complete state of chains: {error!r}") from error
+
+
+def _context_tensors(context: Context) -> dict[str, Tensor]:
+    tensors = {f"context.by_token.{name}": value for name, value in context.by_token.items()}
+    tensors |= {f"context.by_sequence.{name}": value for name, value in context.by_sequence.items()}
+    encoder = {"context.states": context.states, "context.lengths": context.lengths}
+    return tensors | {name: value for name, value in encoder.items() if value is not None}
+
+
+def _context_of(tensors: dict[str, Tensor]) -> Context | None:
+    def inputs(kind: str) -> dict[str, Tensor]:
+        return {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
+
+    if not inputs("context."):
+        return None
+    by_token, by_sequence = inputs("context.by_token."), inputs("context.by_sequence.")
+    return Context(by_token, by_sequence, tensors.get("context.states"), tensors.get("context.lengths"))
 
 
 def _digest_of(header: dict) -> str:

@@ -15,7 +15,7 @@ from hf_ebm.checks import as_callable, check_methods, name_of, row_numbers, show
 from hf_ebm.plain_values import number
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.row_memory import RowMemory
-from hf_ebm.scoring.rows import EncoderContext, RowRunner, Sequences
+from hf_ebm.scoring.rows import Context, RowRunner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
 EnergyFunction = Callable[[Tensor], Tensor]
@@ -84,7 +84,7 @@ class Target:
         free: (C, T) bool, the free positions.
         start, stop: (C,) bounds of each sequence, on the CPU.
         support: (V,) bool, the tokens a free position may hold.
-        context: encoder states per chain, for encoder-decoder models.
+        context: what the model reads of each chain beside its tokens.
         extra: further energies. A hard constraint returns infinity where it is violated.
         memory: keeps the rows that gave the energy of each chain's state, which proposals for one position read again.
     """
@@ -95,16 +95,14 @@ class Target:
     start: Tensor
     stop: Tensor
     support: Tensor
-    context: EncoderContext | None = None
+    context: Context | None = None
     extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
     memory: RowMemory | None = None
 
     def sequences(self, ids: Tensor, chains: Tensor) -> Sequences:
         """`ids` (N, T) as sequences, `ids[n]` being a state of chain `chains[n]`."""
         on_cpu = chains.cpu()
-        context = self.context
-        if context is not None:
-            context = EncoderContext(context.states[chains], context.lengths[on_cpu])
+        context = self.context and self.context.rows(chains, on_cpu)
         return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains, self.memory)
 
     def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Sequences(NamedTuple):
     Attributes:
         ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
         start, stop: (B,) bounds of each sequence, on the CPU.
-        context: further model inputs per sequence, or `None` (see `EncoderContext`).
+        context: what the model reads beside the tokens, or `None`.
         numbers: (B,) what a sequence is called in errors and in `memory`; by default its row.
         memory: where rows with a single position, masked and read, are looked up and noted, by `numbers`; no pool may
             then hold two sequences of one number.
@@ -51,7 +51,7 @@ class Sequences(NamedTuple):
     ids: Tensor
     start: Tensor
     stop: Tensor
-    context: EncoderContext | None = None
+    context: Context | None = None
     numbers: Tensor | None = None
     memory: RowMemory | None = None
 
@@ -64,11 +64,35 @@ class BadLogitsError(ValueError):
         self.row, self.position = row, position
 
 
-class EncoderContext(NamedTuple):
-    """Encoder states an encoder-decoder model conditions on: `states` (B, S, d), `lengths` (B,) on the CPU."""
+class Context(NamedTuple):
+    """What a model reads of B sequences beside their tokens.
 
-    states: Tensor
-    lengths: Tensor
+    Attributes:
+        by_token: inputs (B, T, …), a value for each token: languages, segments, boxes.
+        by_sequence: inputs (B, …): languages of whole sequences, entities.
+        states: (B, S, d) encoder states that an encoder-decoder model conditions on.
+        lengths: (B,) their lengths, on the CPU.
+    """
+
+    by_token: dict[str, Tensor]
+    by_sequence: dict[str, Tensor]
+    states: Tensor | None = None
+    lengths: Tensor | None = None
+
+    def rows(self, which: Tensor, on_cpu: Tensor) -> Context:
+        """That of the sequences `which` (n,), given on the device and on the CPU."""
+        own = self._each(lambda value: value[which])
+        return own._replace(lengths=None if self.lengths is None else self.lengths[on_cpu])
+
+    def to(self, device: torch.device) -> Context:
+        """On a device, but for the lengths."""
+        return self._each(lambda value: value.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Context:
+        """Every tensor on the device changed."""
+        by_token = {name: change(value) for name, value in self.by_token.items()}
+        by_sequence = {name: change(value) for name, value in self.by_sequence.items()}
+        return Context(by_token, by_sequence, None if self.states is None else change(self.states), self.lengths)
 
 
 class MaskedRows(NamedTuple):
@@ -146,7 +170,8 @@ class RowRunner:
         mask_token_id: the id written at masked positions.
         vocab_size: V, for the memory that logits take.
         token_budget: tokens per forward pass; `None` derives it from free memory at first use.
-        prepare: turns a chunk's ids and context into model inputs `(ids, inputs)`, for encoder-decoder models.
+        prepare: turns a chunk's ids and the encoder states of its context into model inputs `(ids, inputs)`, for
+            encoder-decoder models.
 
     Attributes:
         num_rows: how many masked rows this thread has run so far; those found in a memory don't count.
@@ -159,13 +184,13 @@ class RowRunner:
         mask_token_id: int | None,
         vocab_size: int,
         token_budget: int | None = None,
-        prepare: Callable[[Tensor, EncoderContext | None], tuple[Tensor, dict]] | None = None,
+        prepare: Callable[[Tensor, Tensor | None], tuple[Tensor, dict]] | None = None,
     ):
         self.position_logits = position_logits
         self.mask_token_id = mask_token_id
         self.vocab_size = vocab_size
         self.token_budget = None if token_budget is None else as_whole("token_budget", token_budget, 1)
-        self.prepare = prepare or (lambda ids, context: (ids, {}))
+        self.prepare = prepare or (lambda ids, states: (ids, {}))
         self._num_rows: dict[int, int] = defaultdict(int)  # by thread
         self.dtype: torch.dtype | None = None
 
@@ -221,7 +246,7 @@ class RowRunner:
     def _groups(self, sequences: Sequences, source: Tensor) -> list[Tensor]:
         """Row numbers (on the CPU) grouped so that all rows of a group have the same length (and context length)."""
         length = (sequences.stop - sequences.start)[source]
-        if sequences.context is not None:
+        if sequences.context is not None and sequences.context.lengths is not None:
             length = torch.stack([length, sequences.context.lengths[source]], 1)
         else:
             length = length[:, None]
@@ -245,7 +270,7 @@ class RowRunner:
         rest = list(waiting)
         room, held = max(1, budget // self._logits_cost(rows)), 0
         # Passes that are held back hold their inputs, which is nothing but for the states of an encoder.
-        enough = _ENOUGH_FOR_A_HEAD if sequences.context is None else 1
+        enough = 1 if sequences.context is not None and sequences.context.states is not None else _ENOUGH_FOR_A_HEAD
         while rest and held < min(room, enough):
             size = min(room - held, max(1, budget // _length(sequences, source, rest[0])))
             passes.append(rest[0][:size])
@@ -298,12 +323,16 @@ class RowRunner:
         return [self._checked(piece, logits) for piece, logits in zip(pieces, found, strict=True)]
 
     def _pass(self, piece: _Piece) -> Pass:
-        sequences, context = piece.sequences, None
+        sequences, states, given = piece.sequences, None, {}
         if sequences.context is not None:
-            lengths = sequences.context.lengths[piece.source]
-            context = EncoderContext(sequences.context.states[piece.rows.source, : int(lengths[0])], lengths)
-        ids, inputs = self.prepare(piece.shown, context)
-        return Pass(ids, piece.rows.read - sequences.start[piece.source].to(ids.device)[:, None], inputs)
+            own = sequences.context.rows(piece.rows.source, piece.source)
+            given = {name: _attended(sequences, piece.source, value) for name, value in own.by_token.items()}
+            given |= own.by_sequence
+            if own.states is not None and own.lengths is not None:
+                states = own.states[:, : int(own.lengths[0])]
+        ids, inputs = self.prepare(piece.shown, states)
+        positions = piece.rows.read - sequences.start[piece.source].to(ids.device)[:, None]
+        return Pass(ids, positions, given | inputs)
 
     def _checked(self, piece: _Piece, logits: Tensor) -> Tensor:
         """Logits of a piece in float32 or float64, found to be finite."""
@@ -366,12 +395,13 @@ def _length(sequences: Sequences, source: Tensor, numbers: Tensor) -> int:
 
 
 def _attended(sequences: Sequences, source: Tensor, ids: Tensor) -> Tensor:
-    """`ids` (n, T) of the sequences `source` (n,), of one length, cut to the columns that the model is shown (n, L)."""
+    """Of `ids` (n, T, …) of the sequences `source` (n,), of one length, the columns the model is shown (n, L, …)."""
     start = sequences.start[source]
     length = int(sequences.stop[source[0]] - start[0])
     if bool((start == start[0]).all()):
         return ids[:, int(start[0]) : int(start[0]) + length]
-    return ids.gather(1, start.to(ids.device)[:, None] + torch.arange(length, device=ids.device))
+    columns = start.to(ids.device)[:, None] + torch.arange(length, device=ids.device)
+    return ids[torch.arange(len(ids), device=ids.device)[:, None], columns]
 
 
 def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:

@@ -15,7 +15,7 @@ _BART = dict(
     bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
 )  # fmt: skip
 _XLM = dict(
-    vocab_size=VOCAB, emb_dim=32, n_layers=2, n_heads=4, max_position_embeddings=128, n_langs=1, pad_index=0,
+    vocab_size=VOCAB, emb_dim=32, n_layers=2, n_heads=4, max_position_embeddings=128, n_langs=3, pad_index=0,
     pad_token_id=0,
 )  # fmt: skip
 _DISENTANGLED = dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"])
@@ -34,15 +34,13 @@ _SETTINGS = {
     "modernbert": dict(global_attn_every_n_layers=2, local_attention=16),
     "mra": dict(block_per_row=2),
     "rembert": dict(input_embedding_size=16, output_embedding_size=16),
-    "roc_bert": dict(
-        pronunciation_vocab_size=20, shape_vocab_size=20, pronunciation_embed_dim=8, shape_embed_dim=8
-    ),
+    "roc_bert": dict(enable_pronunciation=False, enable_shape=False),  # as they give the masked token away
     "roformer": dict(embedding_size=16),
     "squeezebert": dict(
         embedding_size=32, q_groups=1, k_groups=1, v_groups=1, post_attention_groups=1, intermediate_groups=1,
         output_groups=1,
     ),
-    "xmod": dict(languages=["en_XX"], default_language="en_XX"),
+    "xmod": dict(languages=["en_XX", "de_DE"]),
 }  # fmt: skip
 _REPLACED = {
     "bart": _BART,
@@ -63,6 +61,10 @@ _REPLACED = {
         v_channels=32,
     ),
 }  # fmt: skip
+
+
+# What a model reads beside its tokens and cannot do without, one number for all.
+NEEDED_INPUTS = {"flaubert": {"langs": 2}, "layoutlm": {"bbox": 3}, "xlm": {"langs": 2}, "xmod": {"lang_ids": 1}}
 
 
 def tiny_family_model(model_type: str):

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.inputs import UNSUPPORTED_MODEL_TYPES
 from hf_ebm.models.position_limits import max_length
-from tests.models.families import tiny_family_model
+from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.module_state import state_of
 
 FAMILIES = sorted(set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) - set(UNSUPPORTED_MODEL_TYPES))
@@ -35,13 +35,34 @@ def ragged_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def context_for(model: EnergyModel) -> dict[str, torch.Tensor]:
+def context_for(model: EnergyModel) -> dict:
+    """What the model needs beside three rows of tokens."""
     if not model.mlm.config.is_encoder_decoder:
-        return {}
+        return dict(NEEDED_INPUTS.get(model.mlm.config.model_type, {}))
     ids = torch.randint(6, 90, (3, 7), generator=torch.Generator().manual_seed(4))
     mask = torch.ones_like(ids)
     mask[0, 5:] = 0
     return {"encoder_input_ids": ids, "encoder_attention_mask": mask}
+
+
+def of_row(context: dict, row: int) -> dict:
+    """Of one row alone."""
+    return {name: value[row : row + 1] if isinstance(value, torch.Tensor) else value for name, value in context.items()}
+
+
+def source_of(context: dict, row: int) -> torch.Tensor | None:
+    """A row's source, without padding."""
+    if "encoder_input_ids" not in context:
+        return None
+    return context["encoder_input_ids"][row][context["encoder_attention_mask"][row].bool()]
+
+
+def plain_inputs(model: EnergyModel, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the inner model needs beside `ids` (1, T)."""
+    number = next(iter(NEEDED_INPUTS.get(model.mlm.config.model_type, {}).values()), None)
+    values = {"langs": torch.full_like(ids, number or 0), "lang_ids": torch.tensor([number]) if number else None}
+    values["bbox"] = torch.full((*ids.shape, 4), number or 0)
+    return {name: values[name] for name in NEEDED_INPUTS.get(model.mlm.config.model_type, {})}
 
 
 # Families whose last feed-forward network runs at every position: it is that of all layers, its linear layers are no
@@ -59,7 +80,7 @@ def plain_energy(model: EnergyModel, ids, context, positions=None) -> float:
         masked = ids.clone()[None]
         masked[0, position] = MASK
         if context is None:
-            logits = mlm(input_ids=masked).logits
+            logits = mlm(input_ids=masked, **plain_inputs(model, masked)).logits
         else:
             decoder_ids = mlm.prepare_decoder_input_ids_from_labels(masked)
             logits = mlm(input_ids=context[None], decoder_input_ids=decoder_ids).logits
@@ -80,14 +101,11 @@ def test_energies_equal_one_position_at_a_time(model_type):
         with torch.no_grad():
             found = model(ids, mask, **context)
         for row in range(3):
-            own = None
-            if context:
-                own = context["encoder_input_ids"][row][context["encoder_attention_mask"][row].bool()]
-            expected = plain_energy(model, ids[row][mask[row].bool()], own)
+            expected = plain_energy(model, ids[row][mask[row].bool()], source_of(context, row))
             assert float(found.energy[row]) == pytest.approx(expected, abs=1e-4)
     # The head ran at one position a row, without encoder for all lengths at once; so did the last feed-forward network.
     verified = {key[0]: holds for key, holds in model._row_runner().position_logits._verified.items()}
-    one_head = {} if context else {"one head": True}
+    one_head = {} if "encoder_input_ids" in context else {"one head": True}
     assert verified == {"head": True, **one_head, **WIDE.get(model_type, {"feed-forward": True})}
 
 
@@ -95,17 +113,16 @@ def test_energies_equal_one_position_at_a_time(model_type):
 def test_no_value_depends_on_what_ran_before(model_type):
     model = wrap(model_type)
     long = torch.randint(6, 90, (1, min(60, max_length(model.mlm) or 60)))
-    short, context = long[:, :8], {name: value[1:2] for name, value in context_for(model).items()}
+    short, context = long[:, :8], of_row(context_for(model), 1)
     free = torch.zeros_like(long)
     free[:, 3:6] = 1
-    source = context["encoder_input_ids"][0] if context else None
     before = state_of(model.mlm)
     with torch.no_grad():
         energy = lambda model, ids: float(model(ids, None, free[:, : ids.shape[1]], **context).energy)  # noqa: E731
         fresh = [energy(copy.deepcopy(model), ids) for ids in (long, short)]
         found = [energy(model, ids) for ids in (long, short, long)]
     assert found == [*fresh, fresh[0]]
-    assert fresh[0] == pytest.approx(plain_energy(model, long[0], source, [3, 4, 5]), abs=1e-4)
+    assert fresh[0] == pytest.approx(plain_energy(model, long[0], source_of(context, 0), [3, 4, 5]), abs=1e-4)
     assert state_of(model.mlm) == before
 
 
@@ -139,8 +156,7 @@ def test_round_trip_is_bit_for_bit_and_samples(model_type, tmp_path):
     for config in configs:  # Transformers writes the dtype into a nested configuration only after loading
         config["text_config"].pop("dtype", None)
     assert configs[0] == configs[1]
-    context = {name: value[:1] for name, value in context_for(model).items()}
-    settings = dict(lengths=4, num_chains=2, seed=0, **context)
+    settings = dict(lengths=4, num_chains=2, seed=0, **of_row(context_for(model), 0))
     ours, theirs = model.generate(**settings), loaded.generate(**settings)
     assert ours.trace.energy.shape == (2, 2)  # the setting that was saved
     assert torch.equal(ours.sequences, theirs.sequences)

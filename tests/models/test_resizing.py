@@ -9,7 +9,7 @@ from transformers import AutoModel
 from hf_ebm import EnergyModel
 from tests.models.families import VOCAB, tiny_family_model
 from tests.models.test_bilstm import tiny_bilstm
-from tests.models.test_families import FAMILIES, context_for, plain_energy, ragged_batch, wrap
+from tests.models.test_families import FAMILIES, context_for, plain_energy, ragged_batch, source_of, wrap
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 # Stock resizing leaves these with a bias of the old size, or refuses.
@@ -47,7 +47,7 @@ def test_energies_are_those_of_a_stock_model_resized_first(model_type):
             ids[0, 3] = size - 1
         with torch.no_grad():
             found = model(ids, mask, **context).energy[0]
-        own = context["encoder_input_ids"][0, :5] if context else None
+        own = source_of(context, 0)
         model.mlm = stock
         assert float(found) == pytest.approx(plain_energy(model, ids[0], own), rel=1e-5)
 

@@ -9,7 +9,7 @@ from transformers.models.bert.modeling_bert import BertOnlyMLMHead
 
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits, gather_positions
-from hf_ebm.scoring.rows import EncoderContext, MaskedRows, RowRunner, Sequences, attended_spans
+from hf_ebm.scoring.rows import Context, MaskedRows, RowRunner, Sequences, attended_spans
 from tests.conftest import plain_token_energies, tiny_energy_model, tiny_mlm
 
 
@@ -289,7 +289,7 @@ def test_states_of_encoders_are_not_held_back_for_a_head():
             return [torch.zeros(*one.positions.shape, 9) for one in passes]
 
     sequences, scored = sequences_of(ROWS)
-    context = EncoderContext(torch.zeros(5, 7, 16), torch.full((5,), 7))
+    context = Context({}, {}, torch.zeros(5, 7, 16), torch.full((5,), 7))
     token_energies(RowRunner(Recorder(), 3, 9), sequences._replace(context=context), scored, "raw")
     assert [len(pool) for pool in pools] == [1] * len(set(map(len, ROWS)))
     pools.clear()

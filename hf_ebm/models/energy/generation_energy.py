@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -22,9 +21,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_ebm.checks import CONVERSION_ERRORS, as_callables, check_methods, name_of, row_truths, shown
+from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
 from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.energy.context import is_model_input
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -90,7 +90,6 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         stopping_criteria: StoppingCriteriaList | Criterion | Sequence[Criterion] | None = None,
         streamer: Streamer | None = None,
         *,
-        token_type_ids: Tensor | None = None,
         encoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
@@ -112,13 +111,12 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             input_ids: (B, T) prompts.
             attention_mask: (B, T), 0 at padding.
             free_mask: (B, T), true at the positions to sample.
-            generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
+            generation_config: settings, over which those among `overrides` go. Unset ones are the model's own.
             logits_processor: further warps of the proposal. They see the masked ids and change how the chain moves, not
                 what it samples. The warm starts `"greedy"` and `"mask_predict"` don't use them.
             stopping_criteria: called with the ids (C, T) after each epoch; the run ends once every chain has been done.
             streamer: gets the starting ids by `put`, then the ids after every step that changed some by `put_draft`
                 (by `put` if it has none), and `end`.
-            token_type_ids: accepted because tokenizers return it, lists too; only zeros.
             encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
             extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy, and
                 divided by the temperature with it; infinity forbids. A pair, or a function alone, whose weight is 1,
@@ -131,6 +129,9 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
                 longer, other settings must agree. Processors, criteria and extra energies are to be given again.
             token_budget: tokens per forward pass; by default from free memory.
+            overrides: settings by name, and what else the model reads, by the names of its own forward:
+                `token_type_ids`, `langs`, `lang_ids`, `bbox`, … Whole numbers (B, T, …), one a row (B,), or one for
+                all. They are saved with the run.
 
         Returns:
             `ChainGenerationOutput`, all of it on the CPU.
@@ -142,7 +143,6 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             raise ValueError(
                 f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}"
             )
-        _check_single_segment(token_type_ids)
         if streamer is not None:
             check_methods("streamer", streamer, "put", "end")
         further = as_callables("logits_processor", logits_processor)
@@ -151,19 +151,18 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
             "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
         }  # fmt: skip
+        model_inputs = {name: overrides.pop(name) for name in list(overrides) if is_model_input(self.mlm, name)}
         extra = as_extra_energies(extra_energies)
         with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
-                given = [
-                    name
-                    for name, value in {**inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}.items()
-                    if value is not None
-                ]
+                started = {**inputs, **model_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
+                given = [name for name, value in started.items() if value is not None]
                 if given:
                     raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
                 job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
             else:
-                job = self._begin(generation_config, overrides, inputs, (chain_keys, chain_rows), extra, token_budget)
+                which = chain_keys, chain_rows
+                job = self._begin(generation_config, overrides, inputs, model_inputs, which, extra, token_budget)
             processors = _proposal_processors(job.config, further)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
             if job.config.kernel != "metropolis_hastings" and any(weight for weight, _ in extra):
@@ -186,6 +185,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         generation_config: ChainGenerationConfig | None,
         overrides: dict[str, Any],
         inputs: dict[str, Tensor | None],
+        model_inputs: dict[str, Any],
         which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
         extra: tuple[ExtraEnergy, ...],
         token_budget: int | None,
@@ -201,7 +201,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
         chain_keys, chain_rows = which_chains
-        chains = build_chains(self, config, chain_keys, inputs, chain_rows)
+        chains = build_chains(self, config, chain_keys, inputs, chain_rows, model_inputs)
         target = self._target(chains, config, support, extra, token_budget)
         keys = [list(key) for key in chains.keys]
         recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}
@@ -234,7 +234,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         keys = [ChainKey(*key) for key in run.recipe["keys"]]
         device = self.input_device
         state = type(run.state)(*(field.to(device) for field in run.state))
-        context = run.context and run.context._replace(states=run.context.states.to(device))
+        context = run.context and run.context.to(device)
         run = replace(run, state=state, recipe=run.recipe | {"settings": config.settings()}, context=context)
         chains = Chains(keys, state.ids, run.start, run.stop, run.free.to(device), context)
         target = self._target(chains, config, proposal_support(self, config.suppress_tokens), extra, token_budget)
@@ -263,19 +263,6 @@ def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     """Whether some proposals read rows with one position masked: those of single sites and of sequential fill."""
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
     return config.block_fill == "sequential" or 1 in sizes or config.final_block_size == 1
-
-
-def _check_single_segment(token_type_ids: object) -> None:
-    """Raises `ValueError` unless token types, in a tensor or nested lists, are all 0 or not given."""
-    if token_type_ids is None:
-        return
-    types = None
-    with contextlib.suppress(*CONVERSION_ERRORS):
-        types = torch.as_tensor(token_type_ids).to("cpu").to_dense()
-    if types is None or types.dim() != 2 or types.is_complex():
-        raise ValueError(f"token_type_ids must be of shape (batch, length), got {shown(token_type_ids)}")
-    if bool(types.any()):
-        raise ValueError("token_type_ids: only zeros (a single segment) are supported")
 
 
 def _proposal_processors(config: ResolvedChainConfig, further: list[Processor]) -> list[Processor]:

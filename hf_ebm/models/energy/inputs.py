@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ebm.checks import as_ids, as_mask
+from hf_ebm.models.energy.context import check_range, context_of
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import has_token_logits, is_causal
-from hf_ebm.scoring.rows import EncoderContext, Sequences, attended_spans
+from hf_ebm.scoring.rows import Sequences, attended_spans
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.energy_base import EnergyBase
@@ -59,6 +61,11 @@ def check_masked_lm_config(config: PreTrainedConfig) -> None:
         raise ValueError(
             f"model type {config.model_type!r} cannot be used: {UNSUPPORTED_MODEL_TYPES[config.model_type]}"
         )
+    if getattr(config, "enable_shape", False) or getattr(config, "enable_pronunciation", False):
+        raise ValueError(
+            f"model type {config.model_type!r} reads a shape and a pronunciation of every token, which would give the "
+            "masked token away; it can be used with enable_shape=False and enable_pronunciation=False alone"
+        )
     if (getattr(config, "is_decoder", False) and not config.is_encoder_decoder) or getattr(config, "causal", False):
         raise ValueError(
             f"model type {config.model_type!r} is configured as a decoder (is_decoder or causal): its positions see "
@@ -77,7 +84,7 @@ def check_inputs(
     ids = as_ids("input_ids", input_ids)
     mask = as_mask("attention_mask", attention_mask, ids)
     free = as_mask("free_mask", free_mask, ids)
-    _check_range("input_ids", ids, mask, model.vocab_size)
+    check_range("input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
     limit = max_length(model.mlm)
     longest = int((stop - start).max())
@@ -100,6 +107,7 @@ def check_energy_inputs(
     free_mask: Tensor | None,
     encoder_input_ids: Tensor | None,
     encoder_attention_mask: Tensor | None,
+    model_inputs: Mapping[str, object],
 ) -> EnergyInputs:
     """`check_inputs` for an energy: the mask token must be known and stand at no scored position; with the context."""
     if model.config.mask_token_id is None:
@@ -112,7 +120,7 @@ def check_energy_inputs(
     if bool(masked.any()):
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
-    context = encode_context(model, encoder_input_ids, encoder_attention_mask, len(input_ids))
+    context = context_of(model, sequences, encoder_input_ids, encoder_attention_mask, model_inputs)
     return EnergyInputs(sequences._replace(context=context), scored)
 
 
@@ -124,44 +132,3 @@ def padding_id(model: EnergyBase) -> int:
 
 def _or_minus_one(token_id: int | None) -> int:
     return -1 if token_id is None else token_id
-
-
-def _check_range(name: str, ids: Tensor, mask: Tensor, vocab_size: int) -> None:
-    bad = ((ids < 0) | (ids >= vocab_size)) & mask
-    if bool(bad.any()):
-        row, position = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name}: row {row}, position {position} holds id {int(ids[row, position])}; "
-            f"the model's vocabulary has ids 0 to {vocab_size - 1}"
-        )
-
-
-def encode_context(
-    model: EnergyBase, ids: Tensor | None, attention_mask: Tensor | None, batch: int
-) -> EncoderContext | None:
-    """Encoder states of an encoder-decoder model for a batch; `None` for other models."""
-    if not model.mlm.config.is_encoder_decoder:
-        if ids is not None:
-            raise ValueError(f"encoder_input_ids: {type(model.mlm).__name__} has no encoder of its own to condition on")
-        return None
-    if ids is None:
-        raise ValueError(
-            f"encoder_input_ids: {type(model.mlm).__name__} is an encoder-decoder, its energy is conditional on an "
-            "encoder input; none was given"
-        )
-    ids = as_ids("encoder_input_ids", ids)
-    if len(ids) != batch:
-        raise ValueError(f"encoder_input_ids has {len(ids)} rows, input_ids has {batch}; they must be equal")
-    mask = as_mask("encoder_attention_mask", attention_mask, ids)
-    _check_range("encoder_input_ids", ids, mask, model.vocab_size)
-    start, stop = attended_spans(mask)
-    ids, lengths = ids.to(model.input_device), stop - start
-    limit = max_length(model.mlm)
-    if limit is not None and int(lengths.max()) > limit:
-        raise ValueError(f"encoder_input_ids has {int(lengths.max())} tokens, the model has positions for {limit}")
-    encoder = model.mlm.get_encoder()
-    # One row at a time: as in masked rows, no value may depend on padding.
-    rows = [encoder(input_ids=ids[row : row + 1, start[row] : stop[row]]).last_hidden_state[0] for row in range(batch)]
-    longest = int(lengths.max())
-    states = torch.stack([nn.functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows])
-    return EncoderContext(states.to(model.input_device), lengths)

@@ -45,7 +45,7 @@ from hf_ebm.plain_values import as_text
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits
-from hf_ebm.scoring.rows import EncoderContext, RowRunner
+from hf_ebm.scoring.rows import RowRunner
 
 if TYPE_CHECKING:
     from typing import Self
@@ -278,6 +278,7 @@ class EnergyModel(
         encoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         token_budget: int | None = None,
+        **model_inputs: Any,
     ) -> EnergyOutput:
         """Energies of sequences given their context; differentiable.
 
@@ -290,13 +291,16 @@ class EnergyModel(
                 every position that holds no special token.
             encoder_input_ids, encoder_attention_mask: (B, S) the context of an encoder-decoder model (required there).
             token_budget: tokens per forward pass of the masked language model; by default from free memory.
+            model_inputs: what else the model reads, by the names of its own forward: `token_type_ids`, `langs`,
+                `lang_ids`, `bbox`, `position_ids`, … Whole numbers (B, T, …), one a row (B,), or one for all.
 
         Raises:
-            ValueError: for mismatched shapes, ids outside the vocabulary, more tokens than the model has positions, a
-                mask token at a scored position, or NaN logits.
+            ValueError: for an input the model doesn't take, or needs and isn't given; for mismatched shapes, ids
+                outside the vocabulary, more tokens than the model has positions, a mask token at a scored position, or
+                NaN logits.
         """
         sequences, scored = check_energy_inputs(
-            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
+            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask, model_inputs
         )
         terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
@@ -326,11 +330,11 @@ class EnergyModel(
         runner.mask_token_id = self.config.mask_token_id
         return runner
 
-    def _decoder_inputs(self, ids: Tensor, context: EncoderContext | None) -> tuple[Tensor, dict]:
+    def _decoder_inputs(self, ids: Tensor, states: Tensor | None) -> tuple[Tensor, dict]:
         shift = getattr(self.mlm, "prepare_decoder_input_ids_from_labels", None)
-        if shift is None or context is None:
+        if shift is None or states is None:
             raise ValueError(f"{type(self.mlm).__name__} needs an encoder input, and must shift labels by itself")
-        return shift(ids), {"encoder_outputs": (context.states,), "use_cache": False}
+        return shift(ids), {"encoder_outputs": (states,), "use_cache": False}
 
     def resize_token_embeddings(  # type: ignore[override]  # the module isn't always an nn.Embedding
         self,

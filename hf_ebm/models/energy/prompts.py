@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ebm.checks import as_ids, shown
-from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, encode_context, padding_id
+from hf_ebm.checks import as_ids, as_whole_numbers, shown
+from hf_ebm.models.energy.context import context_of
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, padding_id
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
-from hf_ebm.scoring.rows import EncoderContext, Sequences
+from hf_ebm.scoring.rows import Context, Sequences
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.energy_base import EnergyBase
@@ -29,7 +30,7 @@ class Chains(NamedTuple):
         ids: (C, T) starting tokens, with masks where something is to be filled.
         start, stop: (C,) bounds of the sequences, on the CPU.
         free: (C, T) bool, the positions to sample.
-        context: encoder states per chain, for encoder-decoder models.
+        context: what the model reads of each chain beside its tokens.
     """
 
     keys: list[ChainKey]
@@ -37,7 +38,7 @@ class Chains(NamedTuple):
     start: Tensor
     stop: Tensor
     free: Tensor
-    context: EncoderContext | None
+    context: Context | None
 
 
 def proposal_support(model: EnergyBase, suppress_tokens: list[int] | None) -> Tensor:
@@ -74,7 +75,8 @@ def build_chains(
     config: ResolvedChainConfig,
     chain_keys: Sequence[tuple[int, int]] | None,
     inputs: dict[str, Tensor | None],
-    chain_rows: Sequence[int] | None = None,
+    chain_rows: Sequence[int] | None,
+    model_inputs: Mapping[str, object],
 ) -> Chains:
     """The chains for prompts given as inputs, or for `config.lengths` without any.
 
@@ -82,6 +84,7 @@ def build_chains(
         chain_keys: `(prompt, chain)` of the chains to run; by default `config.num_chains` for every prompt.
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
         chain_rows: the row of the inputs that each of `chain_keys` starts from; by default its prompt.
+        model_inputs: further inputs of the model, see `context_of`.
     """
     input_ids = inputs["input_ids"]
     if input_ids is not None:
@@ -93,16 +96,16 @@ def build_chains(
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
         rows = _unconditional(model, config, lengths, keys, inputs)
         sequences, free = check_inputs(model, *rows)
-        context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], 1)
-        if context is not None:
-            context = EncoderContext(context.states.expand(len(keys), -1, -1), context.lengths.expand(len(keys)))
-        sequences = sequences._replace(context=context)
+        source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
+        _check_numbers(model_inputs)
+        sequences = sequences._replace(context=context_of(model, sequences, *source, model_inputs, one_source=True))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         prompts = len(input_ids)
         _check_rows(inputs, prompts)
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
-        context = encode_context(model, inputs["encoder_input_ids"], inputs["encoder_attention_mask"], prompts)
+        source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
+        context = context_of(model, checked.sequences, *source, model_inputs)
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
         sequences, free = _copied(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
@@ -154,9 +157,7 @@ def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | N
 def _copied(prompts: EnergyInputs, which: Tensor) -> EnergyInputs:
     """Row `which[n]` of the prompts for chain n."""
     sequences, on_device = prompts.sequences, which.to(prompts.scored.device)
-    context = sequences.context
-    if context is not None:
-        context = EncoderContext(context.states[on_device], context.lengths[which])
+    context = sequences.context and sequences.context.rows(on_device, which)
     copies = Sequences(sequences.ids[on_device], sequences.start[which], sequences.stop[which], context)
     return EnergyInputs(copies, prompts.scored[on_device])
 
@@ -222,6 +223,13 @@ def _unconditional(
                 f"{name}: with lengths and no input_ids it must have one row, shared by all chains, got {shown(value)}"
             )
     return ids, attention_mask
+
+
+def _check_numbers(model_inputs: Mapping[str, object]) -> None:
+    """How long a sequence that is sampled from nothing is, isn't known to a caller."""
+    for name, value in model_inputs.items():
+        if value is not None and as_whole_numbers(name, value).dim():
+            raise ValueError(f"{name}: with lengths and no input_ids it must be one number, got {shown(value)}")
 
 
 def _draw_length(length: int | dict[int, float], seed: int, key: ChainKey) -> int:

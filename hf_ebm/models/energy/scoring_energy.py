@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
+from hf_ebm.checks import as_ids, as_numbers_of, as_whole_numbers, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
@@ -73,6 +74,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         variant: str | None = None,
         stride: int = 8,
         token_budget: int | None = None,
+        model_inputs: Mapping[str, Any] | None = None,
     ) -> ScoreOutput:
         """Energies of texts: one row in, one row out, in order. Nothing is cut.
 
@@ -85,6 +87,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                 model's own (`config.scoring_variant`).
             stride: rows per text of the variant `"stride"`.
             token_budget: tokens per forward pass; by default from free memory.
+            model_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number for
+                each text, or one for all.
 
         Raises:
             ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
@@ -111,7 +115,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
         encoded = encode_texts(self, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
         encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
-        terms = self._term_lists(encoded, encoder_ids, variant, stride, token_budget)
+        own_inputs = _by_text(model_inputs or {}, len(rows))
+        terms = self._term_lists(encoded, encoder_ids, own_inputs, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)
 
     @torch.no_grad()
@@ -127,6 +132,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         variant: str | None = None,
         stride: int = 8,
         token_budget: int | None = None,
+        model_inputs: Mapping[str, Any] | None = None,
     ) -> Tensor:
         """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
 
@@ -137,7 +143,13 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
         with evaluation_mode(self):  # an encoder-decoder's context is encoded by the check
             sequences, scored = check_energy_inputs(
-                self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask
+                self,
+                input_ids,
+                attention_mask,
+                free_mask,
+                encoder_input_ids,
+                encoder_attention_mask,
+                model_inputs or {},
             )
             words = None if words is None else words.to(sequences.ids.device)
             runner = self._row_runner(token_budget)
@@ -152,6 +164,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         self,
         encoded: list[EncodedText],
         encoder_ids: list[list[int]] | None,
+        model_inputs: dict[str, Tensor],
         variant: str,
         stride: int,
         token_budget: int | None,
@@ -176,6 +189,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                     variant=variant,
                     stride=stride,
                     token_budget=token_budget,
+                    model_inputs={name: value[pool] for name, value in model_inputs.items()},
                 )
             except BadLogitsError as error:
                 raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
@@ -210,6 +224,19 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
             variant=variant,
         )
+
+
+def _by_text(model_inputs: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
+    """One number for all texts, or one for each, as (N,)."""
+    found = {}
+    for name, value in model_inputs.items():
+        if value is None:
+            continue
+        numbers = as_whole_numbers(name, value)
+        if tuple(numbers.shape) not in ((), (rows,)):
+            raise ValueError(f"{name} must be one number, or one for each of the {rows} texts, got {shown(value)}")
+        found[name] = numbers.expand(rows)
+    return found
 
 
 def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
