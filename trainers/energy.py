@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from hf_ebm.checks import check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.context import is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
 from hf_ebm.models.energy.prompts import proposal_support
 from hf_ebm.objectives import enumerated
@@ -106,11 +107,15 @@ class EnergyTrainer(RowLossMixin, Trainer):
             raise ValueError(f"model must be an EnergyModel, got {type(model).__name__}")
         if model.mlm.config.is_encoder_decoder:
             raise ValueError(f"model: {type(model.mlm).__name__} is an encoder-decoder, whose energy is conditional")
+        refuse_needed_inputs("model", model.mlm)
 
     def check_batch(self, inputs: dict) -> None:
-        """Raises `ValueError` for a batch without ids."""
+        """Raises `ValueError` for a batch without ids, or with more than tokens."""
         if "input_ids" not in inputs:
             raise ValueError(f"inputs must have input_ids, got {', '.join(inputs)}")
+        for name, value in inputs.items():
+            if is_model_input(self.energy_model.mlm, name) and bool(value.any()):
+                raise ValueError(f"inputs: {name} must be left out; energies of tokens alone are trained")
 
     def scored_rows(self, inputs: dict[str, Any]) -> Tensor:
         """Rows with a free token."""

@@ -49,6 +49,19 @@ class ModelArguments(AnyModelArguments):
 
     energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
+    model_inputs: str | None = field(
+        default=None, metadata={"help": 'What else the model reads, a number each as JSON: {"langs": 1}.'}
+    )
+
+    def further_inputs(self) -> dict[str, int]:
+        """`model_inputs` as numbers by name. Raises `ValueError` for anything else."""
+        try:
+            found = json.loads(self.model_inputs or "{}")
+        except json.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict) or not all(type(value) is int for value in found.values()):
+            raise ValueError(f'model_inputs must be whole numbers by name, {{"langs": 1}}, got {self.model_inputs!r}')
+        return found
 
 
 def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:

@@ -78,6 +78,7 @@ def run(argv: list[str]) -> None:
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
+    inputs: dict[str, Any] = dict(which.further_inputs())
     check_writable(arguments.output)
     # Processes wait for each other's chains, for days if need be.
     patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
@@ -87,11 +88,10 @@ def run(argv: list[str]) -> None:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
     config = ChainGenerationConfig(**settings).resolved(model.generation_config, {"seed": settings.get("seed", 0)})
-    inputs: dict[str, Any] = {}
     if prompts is not None:
         config.lengths = None  # the model's own concern sampling from nothing
         encoded = encode_plain(model, tokenizer, "prompts", prompts)
-        inputs = dict(tokenizer.pad({"input_ids": encoded}, return_tensors="pt"))
+        inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
@@ -138,7 +138,14 @@ def _prompts(arguments: SampleArguments, state: PartialState) -> list[str] | Non
 def _recipe(
     arguments: SampleArguments, which: ModelArguments, config: ResolvedChainConfig, prompts: list[str] | None
 ) -> dict:
-    model = {"model": which.model, "energy": which.energy, "revision": which.revision, "dtype": which.dtype}
+    model: dict[str, object] = {
+        "model": which.model,
+        "energy": which.energy,
+        "revision": which.revision,
+        "dtype": which.dtype,
+    }
+    if which.model_inputs:
+        model["model_inputs"] = which.further_inputs()
     return {**model, "settings": config.settings(), "prompts": prompts}
 
 

@@ -16,14 +16,15 @@ class EnergyScoringPipeline(RowPipeline):
     `exp(energy / num_tokens)`, `None` for raw energies and for a text without tokens; `tokens` and their
     `token_energies`, which sum to `energy`.
 
-    Arguments of a call: `variant`, `stride` and `token_budget` of `EnergyModel.score`.
+    Arguments of a call: `variant`, `stride`, `token_budget` and `model_inputs` of `EnergyModel.score`, the last one
+    number for all texts by name.
     """
 
     model_classes: ClassVar = (EnergyModel,)
     model: EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
-        return ("variant", "stride", "token_budget")
+        return ("variant", "stride", "token_budget", "model_inputs")
 
     def prepared(self, item: object) -> str:
         if not isinstance(item, str):

@@ -27,6 +27,7 @@ _SETTINGS = {
     "deberta": _DISENTANGLED,
     "deberta-v2": dict(**_DISENTANGLED, position_buckets=8),
     "electra": dict(embedding_size=16),
+    "ernie": dict(use_task_id=True),
     "esm": dict(mask_token_id=4, position_embedding_type="rotary", token_dropout=True),
     "longformer": dict(attention_window=8),
     "luke": dict(entity_vocab_size=10, entity_emb_size=16),

@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
+from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
@@ -251,6 +252,7 @@ def _checked_num_lengths(
     if not isinstance(length_model, PreTrainedModel):
         given = type(length_model).__name__
         raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}, got {given}")
+    refuse_needed_inputs("length_model", length_model)
     classes = int(length_model.config.num_labels or 0) - 1
     choices = whole(num_lengths)
     if lengths == "energy" and not (choices is not None and 1 <= choices <= classes):

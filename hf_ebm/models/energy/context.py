@@ -64,6 +64,18 @@ def needed_inputs(config: PreTrainedConfig) -> dict[str, str]:
     return needed
 
 
+def refuse_needed_inputs(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError`, naming the argument, for a model that needs more than tokens where there is nothing else."""
+    for needed, reason in needed_inputs(model.config).items():
+        raise ValueError(f"{name}: {type(model).__name__} needs {needed}, which can't be given here: {reason}")
+
+
+def zero_inputs(mlm: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    """Zeros for what a model needs beside `ids` (B, T), to try it."""
+    shapes = {"lang_ids": ids.shape[:1], "bbox": (*ids.shape, 4)}
+    return {name: ids.new_zeros(shapes.get(name, ids.shape)) for name in needed_inputs(mlm.config)}
+
+
 def context_of(
     model: EnergyBase,
     sequences: Sequences,

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
+from hf_ebm.models.energy.context import zero_inputs
 from hf_ebm.models.energy.token_roles import token_roles, tokenizer_of
 from hf_ebm.plain_values import as_whole
 from hf_ebm.vocabulary import num_embeddings
@@ -77,7 +78,9 @@ def rehearse(mlm: PreTrainedModel, number: int, arguments: dict[str, Any]) -> No
     shared: dict[int, Any] = {id(value): nn.Parameter(value.data, value.requires_grad) for value in mlm.parameters()}
     twin = copy.deepcopy(mlm, shared)
     ids = torch.arange(2, 7, device=mlm.device)[None] % number
-    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if mlm.config.is_encoder_decoder else {})
+    inputs = {"input_ids": ids, **zero_inputs(mlm, ids)} | (
+        {"decoder_input_ids": ids} if mlm.config.is_encoder_decoder else {}
+    )
     try:
         with torch.random.fork_rng(devices=[mlm.device] if mlm.device.type == "cuda" else []), torch.no_grad():
             twin.resize_token_embeddings(**arguments)

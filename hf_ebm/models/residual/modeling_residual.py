@@ -28,6 +28,7 @@ from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.configs import inner_config, is_config
+from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.own_code import refuse_class_of_its_own
 from hf_ebm.models.position_limits import max_length
@@ -419,6 +420,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
             f"{type(lm).__name__}"
         )
     check_not_block_sparse("lm", lm)
+    refuse_needed_inputs("lm", lm)
     if not is_causal(lm):
         raise ValueError(f"lm must be causal; {type(lm).__name__} sees the tokens behind the one it predicts")
     if not isinstance(encoder, PreTrainedModel):
@@ -427,6 +429,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
     if type(encoder) not in (made if isinstance(made, tuple) else (made,)) or encoder.config.is_encoder_decoder:
         raise ValueError(f"encoder must be what AutoModel makes of an encoder, without a head or a decoder; got {name}")
     check_not_block_sparse("encoder", encoder)
+    refuse_needed_inputs("encoder", encoder)
     if "attention_mask" not in inspect.signature(encoder.forward).parameters:
         raise ValueError(f"encoder: {name} takes no attention mask, so its energies would depend on padding")
     size = hidden_size_if_padding_is_ignored(encoder, _valid_id(encoder, "pad_token_id"))

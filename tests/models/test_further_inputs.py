@@ -1,0 +1,159 @@
+"""What models read beside tokens: energies and chains against the stock forward with the same inputs."""
+
+import pytest
+import torch
+import transformers as tf
+
+from hf_ebm import EnergyModel
+from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
+from tests.models.families import tiny_family_model
+from tests.models.residual_models import toy_lm
+from tests.models.test_families import MASK, ragged_batch, wrap
+from tests.models.tokenizers_for_tests import small_tokenizer
+
+ROWS, COLUMNS = 3, 12
+
+
+def numbers(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape or (ROWS, COLUMNS), generator=torch.Generator().manual_seed(8))
+
+
+# The last row is padded on the left, which entities, whose places count from there, cannot be.
+BY_TOKEN = {
+    "bert": {"token_type_ids": numbers(2)},
+    "ernie": {"token_type_ids": numbers(2), "task_type_ids": numbers(3)},
+    "esmc": {"sequence_id": numbers(2).sort(1).values},
+    "flaubert": {"langs": numbers(3)},
+    "layoutlm": {"bbox": numbers(50, ROWS, COLUMNS, 4).sort(2).values},
+    "longformer": {"global_attention_mask": numbers(2)},
+    "roberta": {"position_ids": numbers(100)},
+    "tapas": {"token_type_ids": numbers(2, ROWS, COLUMNS, 7)},
+    "xlm": {"langs": numbers(3), "token_type_ids": numbers(9)},
+    "xmod": {"lang_ids": torch.tensor([0, 1, 1])},
+}
+
+
+@torch.no_grad()
+def stock_energy(model: EnergyModel, ids: torch.Tensor, inputs: dict) -> float:
+    """One row, one masked position at a time."""
+    total = 0.0
+    for position in range(len(ids)):
+        if int(ids[position]) > 2:
+            masked = ids.clone()[None]
+            masked[0, position] = MASK
+            logits = model.mlm(input_ids=masked, **inputs).logits[0, position]
+            total -= float(logits.log_softmax(-1)[ids[position]])
+    return total
+
+
+@pytest.mark.parametrize("family", BY_TOKEN)
+def test_energies_are_those_of_the_stock_forward_with_the_same_inputs(family):
+    model, (ids, mask), inputs = wrap(family), ragged_batch(), BY_TOKEN[family]
+    found = model(ids, mask, **inputs).energy.detach()
+    for row in range(ROWS):
+        kept = mask[row].bool()
+        own = {
+            name: value[row : row + 1] if value.dim() == 1 else value[row : row + 1, kept]
+            for name, value in inputs.items()
+        }
+        assert float(found[row]) == pytest.approx(stock_energy(model, ids[row, kept], own), abs=1e-4)
+    for name, value in inputs.items():  # each of them matters
+        other = model(ids, mask, **{**inputs, name: value.flip(0)}).energy.detach()
+        assert float((other - found).abs().max()) > 1e-3
+
+
+def test_entities_of_whole_rows():
+    model, ids = wrap("luke"), ragged_batch()[0][:2, :9]
+    entities = {
+        "entity_ids": torch.tensor([[3, 4], [5, 6]]),
+        "entity_attention_mask": torch.ones(2, 2, dtype=torch.long),
+        "entity_token_type_ids": torch.zeros(2, 2, dtype=torch.long),
+        "entity_position_ids": torch.tensor([[[1, 2], [4, -1]], [[2, 3], [5, 6]]]),
+    }
+    found = model(ids, **entities).energy.detach()
+    for row in range(2):
+        own = {name: value[row : row + 1] for name, value in entities.items()}
+        assert float(found[row]) == pytest.approx(stock_energy(model, ids[row], own), abs=1e-4)
+    assert not torch.allclose(found, model(ids).energy.detach(), atol=1e-3)
+    with pytest.raises(ValueError, match="entity_position_ids count from a row's first token"):
+        model(ids, torch.tensor([[0, 1] + [1] * 7, [1] * 9]).long(), **entities)
+
+
+def test_one_number_stands_for_all_and_one_a_row_for_its_tokens():
+    model, (ids, mask) = wrap("xlm"), ragged_batch()
+    whole = torch.tensor([0, 2, 1])
+    by_row = model(ids, mask, langs=whole[:, None].expand(ROWS, COLUMNS)).energy
+    assert torch.equal(model(ids, mask, langs=whole).energy, by_row)
+    assert torch.equal(model(ids, mask, langs=[0, 2, 1]).energy, by_row)
+    assert torch.equal(model(ids[1:2], mask[1:2], langs=2).energy, model(ids[1:2], mask[1:2], langs=[[2] * 12]).energy)
+    assert torch.equal(model.score_ids(ids, mask, model_inputs={"langs": whole}).sum(1), by_row.detach())
+
+
+def test_chains_keep_their_inputs_also_when_they_are_saved_and_go_on(tmp_path):
+    model, (ids, mask) = wrap("xlm"), ragged_batch()
+    langs = numbers(3)
+    settings = dict(num_chains=2, block_size=2, seed=1)
+    out = model.generate(ids, mask, langs=langs, num_epochs=4, **settings)
+    again = model(out.sequences, out.attention_mask, langs=langs.repeat_interleave(2, 0)).energy
+    torch.testing.assert_close(out.energies[:, -1].float(), again.detach(), atol=1e-4, rtol=0)
+    model.generate(ids, mask, langs=langs, num_epochs=2, save_state_to=tmp_path, **settings)
+    resumed = model.generate(resume_from=tmp_path, num_epochs=4)
+    assert torch.equal(resumed.sequences, out.sequences) and torch.equal(resumed.energies, out.energies)
+    with pytest.raises(ValueError, match="leave out langs"):
+        model.generate(resume_from=tmp_path, langs=langs, num_epochs=4)
+    free = model.generate(lengths=4, num_epochs=2, seed=0, langs=1)
+    torch.testing.assert_close(
+        free.energies[:, -1].float(), model(free.sequences, langs=1).energy.detach(), atol=1e-4, rtol=0
+    )
+    with pytest.raises(ValueError, match="langs: with lengths and no input_ids it must be one number"):
+        model.generate(lengths=4, langs=[1, 1])
+
+
+def test_texts_have_a_number_each():
+    tokenizer = small_tokenizer("wordpiece")
+    config = tf.BertConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    model = EnergyModel(tf.BertForMaskedLM(config).eval(), **_roles(tokenizer))
+    texts = ["the cat", "a dog sat on the mat", "the cat"]
+    zeros, ones = (model.score(texts, tokenizer, model_inputs={"token_type_ids": n}).energy for n in (0, 1))
+    assert torch.equal(zeros, model.score(texts, tokenizer).energy) and not torch.allclose(zeros, ones)
+    mixed = model.score(texts, tokenizer, model_inputs={"token_type_ids": [0, 1, 1]}).energy
+    torch.testing.assert_close(mixed, torch.stack([zeros[0], ones[1], ones[2]]))
+    with pytest.raises(ValueError, match="token_type_ids must be one number, or one for each of the 3 texts"):
+        model.score(texts, tokenizer, model_inputs={"token_type_ids": [0, 1]})
+
+
+def _roles(tokenizer):
+    return {"mask_token_id": tokenizer.mask_token_id, "special_token_ids": tokenizer.all_special_ids}
+
+
+@pytest.mark.parametrize(
+    "family,name", [("xlm", "langs"), ("flaubert", "langs"), ("xmod", "lang_ids"), ("layoutlm", "bbox")]
+)
+def test_what_a_model_needs_is_asked_for_by_name(family, name):
+    model, (ids, mask) = wrap(family), ragged_batch()
+    for call in (lambda: model(ids, mask), lambda: model.generate(ids, mask), lambda: model.generate(lengths=3)):
+        with pytest.raises(ValueError, match=f"{name}: .*ForMaskedLM|{name}: .*HeadModel needs it"):
+            call()
+
+
+def test_models_that_need_more_than_tokens_are_refused_where_they_get_no_more(tmp_path):
+    config = tiny_family_model("xlm").config
+    with pytest.raises(ValueError, match="encoder: XLMModel needs langs, which can't be given here"):
+        ResidualEnergyModel(toy_lm(dtype=torch.float32), tf.XLMModel(config))
+    args = EnergyTrainingConfig(output_dir=str(tmp_path), report_to=[])
+    with pytest.raises(ValueError, match="model: XLMWithLMHeadModel needs langs"):
+        EnergyTrainer(wrap("xlm"), args)
+    trainer = EnergyTrainer(wrap("bert"), args)
+    with pytest.raises(ValueError, match="token_type_ids must be left out"):
+        trainer.check_batch({"input_ids": ragged_batch()[0], "token_type_ids": torch.ones(3, 12)})
+
+
+def test_rocberts_shapes_and_sounds_would_give_the_masked_token_away():
+    for setting in ({}, {"enable_shape": False}, {"enable_pronunciation": False}):
+        config = tf.RoCBertConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, **setting
+        )
+        with pytest.raises(ValueError, match="'roc_bert' reads a shape and a pronunciation"):
+            EnergyModel(tf.RoCBertForMaskedLM(config))
