@@ -14,7 +14,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_ebm.checks import as_truth
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
+from hf_ebm.models.residual.inputs_residual import as_id_rows, check_continuations, check_prefixes, lm_of
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.plain_values import as_whole
@@ -157,18 +157,22 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
 
 
 def collate_rows(rows: list[dict]) -> dict[str, Tensor]:
-    """Rows of lists of ids as padded tensors with their lengths: ids (B, T), negatives (B, n, T)."""
+    """Rows of lists of ids as padded tensors with their lengths: ids (B, T), negatives (B, n, T).
+
+    Raises:
+        ValueError: for a row without its ids, and for what are no ids.
+    """
     batch = {}
     for number, row in enumerate(rows):
         if "prefix_ids" not in row or "continuation_ids" not in row:
             raise ValueError(f"rows must have prefix_ids and continuation_ids, got {', '.join(row)} in row {number}")
     for name in ("prefix", "continuation"):
-        ids = [torch.as_tensor(row[f"{name}_ids"], dtype=torch.long) for row in rows]
+        ids = as_id_rows(f"{name}_ids", [row[f"{name}_ids"] for row in rows])
         batch[f"{name}_ids"] = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
         batch[f"{name}_lengths"] = torch.tensor([len(own) for own in ids])
     if all(len(row.get("negatives") or ()) for row in rows):
         count = min(len(row["negatives"]) for row in rows)
-        negatives = [torch.as_tensor(ids, dtype=torch.long) for row in rows for ids in row["negatives"][:count]]
+        negatives = as_id_rows("negatives", [ids for row in rows for ids in row["negatives"][:count]])
         padded = torch.nn.utils.rnn.pad_sequence(negatives, batch_first=True)
         batch["negative_ids"] = padded.view(len(rows), count, -1)
         batch["negative_lengths"] = torch.tensor([len(ids) for ids in negatives]).view(len(rows), count)

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.checks import check_choice, shown
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.position_limits import max_length
+from hf_ebm.plain_values import number
 from hf_ebm.sampling.configuration import KERNELS
 
 MAX_TOKENS = 128  # of a text, special tokens included
@@ -45,15 +47,16 @@ def read_prompt(
     Raises:
         ValueError: unless exactly one of text and length is given; for a text without blanks or with too many tokens.
     """
-    text = (text or "").strip()
-    if text and length:
+    text = _text("text", text).strip()
+    by_length = length is not None and number(length) != 0
+    if text and by_length:
         raise ValueError("text and length were both given; clear the text or set the length to 0")
-    if not text and not length:
+    if not text and not by_length:
         raise ValueError("there is nothing to sample; type a text with blanks (___ or [MASK]) or give a length")
     prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
     mask = -1 if model.config.mask_token_id is None else model.config.mask_token_id
     unknown: list[str] = []
-    if length:
+    if by_length:
         room = token_limit(model) - len(prefix) - len(suffix)
         ids = [*prefix, *[mask] * _whole_number("length", length, 1, room), *suffix]
     else:
@@ -75,8 +78,7 @@ def read_settings(
     Raises:
         ValueError: naming the field, for what is missing, no number or out of range.
     """
-    if kernel not in KERNELS:
-        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+    check_choice("kernel", kernel, KERNELS)
     settings = {"kernel": kernel, "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS)}
     settings["seed"] = _whole_number("seed", seed, 0, 2**32 - 1)
     if kernel != "mask_predict":
@@ -89,7 +91,7 @@ def read_settings(
 
 def read_lines(text: str | None, most: int) -> list[str]:
     """The lines of a text that are not blank, without spaces around them. Raises `ValueError` for none or too many."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    lines = [line.strip() for line in _text("text", text).splitlines() if line.strip()]
     if not lines:
         raise ValueError("there is nothing to score; type a text on each line")
     if len(lines) > most:
@@ -125,17 +127,25 @@ def unknown_parts(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
 
 def _whole_number(name: str, value: float | None, low: int, high: int, why: str = "") -> int:
     """`value` as an int. Raises `ValueError` unless it is a whole number from `low` to `high`."""
-    if value is None or not low <= value <= high or value != int(value):
+    found = number(value)
+    if found is None or not low <= found <= high or found != int(found):
         raise ValueError(f"{name} must be a whole number from {low} to {high}{why}, got {_shown(value)}")
-    return int(value)
+    return int(found)
 
 
 def _number(name: str, value: float | None, low: float, high: float) -> float:
     """`value` as a float. Raises `ValueError` unless it is a number from `low` to `high`."""
-    if value is None or not low <= value <= high:
+    found = number(value)
+    if found is None or not low <= found <= high:
         raise ValueError(f"{name} must be a number from {low} to {high}, got {_shown(value)}")
-    return float(value)
+    return found
+
+
+def _text(name: str, text: object) -> str:
+    if not isinstance(text, str | None):
+        raise ValueError(f"{name} must be a text, got {shown(text)}")
+    return text or ""
 
 
 def _shown(value: float | None) -> str:
-    return "nothing" if value is None else str(value)
+    return "nothing" if value is None else shown(value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.checks import check_choice
 from hf_ebm.demo.comparison import as_local
 from hf_ebm.demo.prompts import read_lines, token_ids, unknown_parts
 from hf_ebm.models.energy import EnergyModel
@@ -80,8 +81,7 @@ def _ids_of(tokenizer: PreTrainedTokenizerBase, tokens: list[str]) -> list[int]:
 
 def sort_lines(lines: list[ScoredLine], key: str) -> list[ScoredLine]:
     """Lines by one of `SORT_KEYS`, lowest first; ties keep their order."""
-    if key not in SORT_KEYS:
-        raise ValueError(f"sort by must be one of {', '.join(SORT_KEYS)}, got {key!r}")
+    check_choice("sort by", key, SORT_KEYS)
     return sorted(lines, key=lambda line: line.energy if key == "energy" else line.energy_per_token)
 
 

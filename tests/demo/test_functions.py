@@ -80,6 +80,9 @@ def test_a_length_is_what_generate_makes_of_it(pair):
         ("", 2.5, "length must be a whole number from 1 to 126, got 2.5"),
         ("", 10**9, "length must be a whole number from 1 to 126"),
         ("", float("nan"), "length must be a whole number from 1 to 126, got nan"),
+        ("", "five", "length must be a whole number from 1 to 126, got 'five'"),
+        (7, 0, "text must be a text, got 7"),
+        (b"the ___", 0, "text must be a text, got b'the ___'"),
     ],
 )
 def test_prompts_that_are_refused(pair, text, length, message):
@@ -103,7 +106,7 @@ def test_unknown_characters_are_named(pair):
 @pytest.mark.parametrize(
     "field,value,message",
     [
-        ("kernel", "hmc", "kernel must be one of metropolis_hastings, gibbs, mask_predict, got 'hmc'"),
+        ("kernel", "hmc", "kernel must be one of 'metropolis_hastings', 'gibbs', 'mask_predict', got 'hmc'"),
         ("epochs", 0, f"epochs must be a whole number from 1 to {MAX_EPOCHS}, got 0"),
         ("epochs", None, "epochs must be .* got nothing"),
         ("epochs", 10**400, "epochs must be a whole number"),
@@ -114,6 +117,11 @@ def test_unknown_characters_are_named(pair):
         ("temperature", None, "temperature must be .* got nothing"),
         ("seed", -1, "seed must be a whole number from 0 to 4294967295, got -1"),
         ("seed", 0.5, "seed must be .* got 0.5"),
+        ("kernel", ["gibbs"], "kernel must be one of .* got .'gibbs'."),
+        ("epochs", "many", "epochs must be .* got 'many'"),
+        ("epochs", True, "epochs must be .* got True"),
+        ("block_size", [1], "block size must be .* got .1."),
+        ("temperature", "hot", "temperature must be .* got 'hot'"),
     ],
 )
 def test_settings_that_are_refused(pair, field, value, message):
@@ -324,7 +332,7 @@ def test_lines_that_are_refused(pair, text, message):
 
 
 def test_sorting_by_something_else_is_refused(pair):
-    with pytest.raises(ValueError, match="sort by must be one of energy, energy per token, got 'length'"):
+    with pytest.raises(ValueError, match="sort by must be one of 'energy', 'energy per token', got 'length'"):
         sort_lines([], "length")
 
 

@@ -22,6 +22,7 @@ from hf_ebm.trainers import (
     SoftBeamConfig,
     SoftBeamTrainer,
 )
+from hf_ebm.trainers.residual_nce import collate_rows
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 
@@ -94,6 +95,14 @@ def test_weights_of_tokens(weights):
 def test_settings_of_trainers(tmp_path, config, argument, value):
     with pytest.raises(ValueError, match=f"{argument} must be (one of '|True or False, got)"):
         config(tmp_path, report_to=[], use_cpu=True, **{argument: value})
+
+
+@pytest.mark.parametrize("ids", [[0.5], "ab", None, [[1]], torch.rand(2)])
+@pytest.mark.parametrize("name", ["prefix_ids", "continuation_ids", "negatives"])
+def test_rows_of_residual_training(name, ids):
+    row = {"prefix_ids": [0], "continuation_ids": [3, 1], "negatives": [[4, 1]]}
+    with pytest.raises(ValueError, match=f"{name}: row 0 must be a list of ids, got"):
+        collate_rows([{**row, name: [ids] if name == "negatives" else ids}])
 
 
 @pytest.mark.parametrize("inputs", [b"the cat", {"the cat"}, torch.tensor(1), np.array("the cat")])
