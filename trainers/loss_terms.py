@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
 from hf_ebm.checks import shown
+from hf_ebm.model_modes import state_kept
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
 logger = logging.get_logger(__name__)
@@ -117,6 +119,11 @@ class LossTermsMixin(PublishingTrainerMixin):
         self._batches_seen = (self.state.global_step, batches)
         return hash((self.args.seed, self.state.global_step, batches, *key)) % 2**63
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The Trainer's; a model that its own forward changes is put back after the backward pass."""
+        with state_kept(self.model):
+            return super().training_step(*args, **kwargs)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -127,7 +134,8 @@ class LossTermsMixin(PublishingTrainerMixin):
         """The objective's sum over the number of tokens."""
         scored, training = self.checked_rows(inputs), self.model.training
         if bool(scored.any()):
-            terms = self.loss_terms(model, inputs if bool(scored.all()) else _rows_of(inputs, scored))
+            with nullcontext() if training else state_kept(self.model):
+                terms = self.loss_terms(model, inputs if bool(scored.all()) else _rows_of(inputs, scored))
             self._constants[training] = terms.constants
         else:
             dtype = torch.promote_types(self.model.dtype, torch.float32)  # that of losses: processes gather them

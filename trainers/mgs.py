@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import check_choice
+from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.parameter_search import (
     Candidate,
     Density,
@@ -132,10 +133,11 @@ class MGSTrainer(TaskLossTrainer):
             parameter.grad = None
         # One seed for all processes, so that dropout is the same as well.
         seed = self.next_batch_seed()
-        with seeded(seed, pairs.targets[0].device), self.compute_loss_context_manager():
-            loss = -pairs.log_probs(module, range(len(pairs)), pairs.targets).sum()
-            loss = loss / sum(map(len, pairs.targets))
-        loss.backward()
+        with state_kept(module):
+            with seeded(seed, pairs.targets[0].device), self.compute_loss_context_manager():
+                loss = -pairs.log_probs(module, range(len(pairs)), pairs.targets).sum()
+                loss = loss / sum(map(len, pairs.targets))
+            loss.backward()
 
         searched, directions = [], []
         for parameter in parameters:

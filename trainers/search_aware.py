@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, has_length
 
+from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
@@ -146,7 +147,8 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
         # saved with the model and obeyed.
         generation_config = copy.deepcopy(self.model.generation_config)
         try:
-            _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
+            with state_kept(self.model):
+                _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
         finally:
             self.model.generation_config = generation_config
         return loss, generated, labels

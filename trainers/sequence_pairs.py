@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config
+from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.objectives.completions import (
     completion_log_probs,
     ends_at,
@@ -118,7 +118,7 @@ class SequencePairs:
         config = copy.deepcopy(config)
         config.num_return_sequences = num_samples
         processors = LogitsProcessorList([] if processor is None else [processor])
-        with torch.no_grad(), evaluation_mode(model), own_generation_config(model, config):
+        with torch.no_grad(), evaluation_mode(model), state_kept(model), own_generation_config(model, config):
             found = ends_at(self._generate(model, config, processors), self.end_ids)
         return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
 
