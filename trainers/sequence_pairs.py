@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
+from hf_ebm.models.energy.context import input_names
 from hf_ebm.objectives.completions import (
     completion_log_probs,
     ends_at,
@@ -173,10 +174,18 @@ class CausalPairs(SequencePairs):
     """Prefixes and continuations; rows are laid out anew, so it is all one on which side a batch was padded.
 
     A row without labels is a prefix.
+
+    Raises:
+        ValueError: for further inputs of the model, which would have to be laid out anew, too; for other labels than
+            tokens behind one prompt.
     """
 
     def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
+        base = getattr(model, "get_base_model", lambda: model)()  # of adapters
+        for name in sorted(input_names(base) & inputs.keys()):
+            if torch.is_tensor(inputs[name]) and bool(inputs[name].any()):
+                raise ValueError(f"inputs: {name} must be left out; rows of a causal model are ids, mask and labels")
         self.prompts, self.targets = split_completions(
             inputs["input_ids"], _labels_of(inputs), inputs.get("attention_mask")
         )

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import align_special_tokens
 
+from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.probes import check_not_block_sparse
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
@@ -120,6 +122,9 @@ class TaskLossTrainer(SearchAwareTrainer):
                 "model must be a sequence-to-sequence or a causal language model (AutoModelForSeq2SeqLM, "
                 f"AutoModelForCausalLM), got {type(model).__name__}"
             )
+        if not model.config.is_encoder_decoder:
+            check_not_block_sparse("model", model)
+            refuse_needed_inputs("model", model)
 
     def _special_ids(self) -> tuple[list[int], int]:
         config = self.decoding_config

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import transformers as tf
 from transformers import GenerationConfig
 
+from hf_ebm.trainers import MinimumRiskConfig, MinimumRiskTrainer
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from tests.causal_families import CAUSAL, END, PAD, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import FAMILIES, seq2seq_batch, tiny_seq2seq
@@ -110,3 +112,24 @@ def test_decoding_starts_from_each_rows_own_language():
             chosen = model(**inputs, decoder_input_ids=ids).logits[0, -1].argmax()
             ids = torch.cat([ids, chosen.view(1, 1)], 1)
         assert found[row][0].tolist() == ids[0, 1:].tolist()
+
+
+def test_further_inputs_of_causal_models_are_refused():
+    model, batch = tiny_causal(), collate_right(completion_rows())
+    zeros, ones = torch.zeros_like(batch["input_ids"]), torch.ones_like(batch["input_ids"])
+    SequencePairs.of(model, {**batch, "token_type_ids": zeros, "note": ones}, PAD, [END])
+    for name in ("token_type_ids", "position_ids"):
+        with pytest.raises(ValueError, match=f"inputs: {name} must be left out"):
+            SequencePairs.of(model, {**batch, name: ones}, PAD, [END])
+
+
+def test_causal_models_that_need_more_or_are_not_causal_are_refused(tmp_path):
+    sizes = dict(vocab_size=23, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    sparse = tf.BigBirdForCausalLM(tf.BigBirdConfig(**sizes, is_decoder=True, block_size=4))
+    xlm = tf.XLMWithLMHeadModel(tf.XLMConfig(vocab_size=23, emb_dim=16, n_layers=1, n_heads=2, n_langs=2, causal=True))
+    for model, message in (
+        (sparse, "model: the block-sparse attention"),
+        (xlm, "model: XLMWithLMHeadModel needs langs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MinimumRiskTrainer(model, MinimumRiskConfig(str(tmp_path), report_to=[], use_cpu=True))
