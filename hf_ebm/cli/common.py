@@ -49,6 +49,10 @@ class ModelArguments(AnyModelArguments):
 
     energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
+    max_sequence_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest text in tokens, in place of what the model's configuration and tokenizer say."},
+    )
     model_inputs: str | None = field(
         default=None, metadata={"help": 'What else the model reads, a number each as JSON: {"langs": 1}.'}
     )
@@ -90,6 +94,8 @@ def load_model(
     """`(model, tokenizer)` on its device, in evaluation mode; a residual model as well, if it may be one."""
     dtype, device = usable_device(arguments, local_rank)
     options: dict[str, Any] = {"dtype": dtype} | ({"energy": arguments.energy} if arguments.energy else {})
+    longest = {} if arguments.max_sequence_length is None else {"max_sequence_length": arguments.max_sequence_length}
+    options |= longest
     if arguments.model == EMBEDDED:
         embedded, own = load_embedded(**options)
         return moved(embedded, device).eval(), own
@@ -97,7 +103,7 @@ def load_model(
     model: EnergyModel | ResidualEnergyModel
     try:
         if residual and _is_residual(arguments.model, where):
-            model = found = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **where)
+            model = found = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **longest, **where)
             tokenizer = found.lm_tokenizer
         else:
             model = EnergyModel.from_pretrained(arguments.model, **options, **where)

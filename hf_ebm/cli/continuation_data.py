@@ -87,7 +87,7 @@ def read_continuations(
 ) -> tuple[list[dict], int]:
     """Rows of `split_continuations` that the language model has ids and positions for, and how many texts were read."""
     end_ids, lm = special_tokens(model)[0], lm_of(model) if isinstance(model, ResidualEnergyModel) else model
-    limit, size = max_length(lm), num_embeddings(lm)
+    limit, size = max_length(lm, getattr(model.config, "max_sequence_length", None)), num_embeddings(lm)
     if limit is not None and arguments.prefix_tokens + arguments.max_new_tokens > limit:
         raise ValueError(
             f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "

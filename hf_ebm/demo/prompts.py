@@ -101,7 +101,7 @@ def read_lines(text: str | None, most: int) -> list[str]:
 
 def token_limit(model: EnergyModel) -> int:
     """The longest text the page takes for a model, in tokens, special tokens included."""
-    return min(MAX_TOKENS, max_length(model.mlm) or MAX_TOKENS)
+    return min(MAX_TOKENS, max_length(model.mlm, model.config.max_sequence_length) or MAX_TOKENS)
 
 
 def token_ids(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> list[int]:

@@ -2,20 +2,130 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.plain_values import as_whole
+
+_NAME = "max_sequence_length"  # the field of configurations that overrides
 
 
-def max_length(model: PreTrainedModel) -> int | None:
-    """The longest sequence the model has positions for, `None` where its configuration states no limit."""
+class Limit(NamedTuple):
+    """The longest sequence in tokens, special ones included, and what says so."""
+
+    tokens: int
+    reason: str
+
+    def check(self, tokens: int, place: str) -> None:
+        """Raises `ValueError` for a sequence, called `place`, of more tokens."""
+        if tokens > self.tokens:
+            raise ValueError(f"{place} has {tokens} tokens, {self.reason}; nothing is cut, so split or shorten it")
+
+
+def limit_of(
+    model: PreTrainedModel,
+    override: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str = "model",
+) -> Limit | None:
+    """How long a sequence may be, `None` where nothing states a limit.
+
+    Args:
+        override: `max_sequence_length` of a configuration. It takes the place of the number in the model's
+            configuration and of the tokenizer's; a table of positions it can't exceed.
+        tokenizer: its `model_max_length` counts where it is the shorter one.
+        name: what an error calls the model.
+
+    Raises:
+        ValueError: for an override that is no whole number from 1 up, or more than the model has a table for, as a
+            forward pass of one token more than its configuration says shows (once for a model).
+    """
+    stated = _stated(model, name)
+    if override is not None:
+        return _overridden(model, stated, as_whole(_NAME, override, 1))
+    own = getattr(tokenizer, "model_max_length", None) or VERY_LARGE_INTEGER
+    if own < VERY_LARGE_INTEGER // 2 and (stated is None or own < stated.tokens):
+        return Limit(int(own), f"the tokenizer allows {int(own)} (model_max_length), which {_NAME} lifts")
+    return stated
+
+
+def max_length(model: PreTrainedModel, override: int | None = None) -> int | None:
+    """The longest sequence of `limit_of`."""
+    limit = limit_of(model, override)
+    return None if limit is None else limit.tokens
+
+
+def _stated(model: PreTrainedModel, name: str) -> Limit | None:
+    """What the configuration says, or a table of positions that is shorter."""
+    configured, table = _configured(model), _table_length(model)
+    if table is not None and (configured is None or table <= configured):
+        return Limit(table, f"the {name} has positions for {table}")
+    if configured is None:
+        return None
+    lifted = f"(by its configuration: {_NAME} lifts that where its forward runs beyond)"
+    return Limit(configured, f"the {name} has positions for {configured} {lifted}")
+
+
+def _overridden(model: PreTrainedModel, stated: Limit | None, tokens: int) -> Limit:
+    if stated is not None and tokens > stated.tokens:
+        table = _table_length(model)
+        if (table is not None and tokens > table) or not _runs_with(model, stated.tokens + 1):
+            raise ValueError(
+                f"{_NAME} must be at most {stated.tokens} with {type(model).__name__}, which has a table of positions "
+                f"for no more, got {tokens}"
+            )
+    return Limit(tokens, f"{_NAME} is {tokens}")
+
+
+def _configured(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config(decoder=True) if hasattr(model.config, "get_text_config") else model.config
-    limits = [getattr(config, "max_position_embeddings", None)]
+    found = getattr(config, "max_position_embeddings", None)
+    return found if found and found > 0 else None
+
+
+def _table_length(model: PreTrainedModel) -> int | None:
     # Positions of RoBERTa's kind start after the padding index.
-    limits += [
+    lengths = [
         len(weight) - (0 if (p := _padding(table)) is None else p + 1) for table, weight in _position_tables(model)
     ]
-    stated = [limit for limit in limits if limit and limit > 0]
-    return min(stated) if stated else None
+    return min((length for length in lengths if length > 0), default=None)
+
+
+_TRIALS: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
+
+
+def _runs_with(model: PreTrainedModel, tokens: int) -> bool:
+    """Whether the model's own forward gives finite states for so many tokens; tried once."""
+    tried = _TRIALS.setdefault(model, {})
+    if tokens not in tried:
+        base: Any = model.base_model
+        pad = getattr(model.config, "pad_token_id", None)
+        ids = torch.full((1, tokens), 1 if pad == 0 else 0, device=base.device)
+        decoder = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        try:
+            with torch.no_grad(), evaluation_mode(base), state_kept(base), _BoundsChecked():
+                tried[tokens] = bool(base(ids, **decoder)[0].isfinite().all())
+        except torch.OutOfMemoryError:
+            raise
+        except (IndexError, RuntimeError, ValueError):
+            tried[tokens] = False
+    return tried[tokens]
+
+
+class _BoundsChecked(TorchDispatchMode):
+    """Raises `IndexError` for rows that a table doesn't have, as a CPU does; a GPU would be of no use from then on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.ops.aten.embedding.default and args[1].is_cuda and int(args[1].max()) >= len(args[0]):
+            raise IndexError("index out of range")
+        return func(*args, **(kwargs or {}))
 
 
 def counts_padding(model: PreTrainedModel) -> bool:

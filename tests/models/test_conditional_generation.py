@@ -157,7 +157,7 @@ def test_settings_of_the_model_and_of_generate_hold(tokenizer):
         (dict(lengths="energy", length_model="given", num_lengths=5), "num_lengths must be from 1 to .* 4, got 5"),
         (dict(sources=["a <mask>", "b"]), "row 0 holds the special token '<mask>'"),
         (dict(sources=["a " * 40, "b"]), "sources: row 0 has 43 tokens"),
-        (dict(lengths=[2, 40]), "lengths: 40 tokens for row 1, the model has positions for 27"),
+        (dict(lengths=[2, 40]), "lengths: 40 tokens for row 1, beside its source there is room for 19: the tokenizer allows 24"),
         (dict(lengths={2: 0.5, 3: 0.5}), "lengths must be 2 whole numbers"),
         (dict(sources=["a </s>", "b"]), "row 0 holds the special token '</s>'"),
         (dict(lengths="sample", length_model="x"), "length_model must be a sequence classifier .* got str"),
@@ -233,5 +233,5 @@ def test_no_length_is_drawn_that_the_model_has_no_positions_for(tokenizer, lengt
     how = dict(length_model=length_model, num_chains=100, num_epochs=1, seed=0)
     out = model.generate_from_sources(SOURCES, tokenizer, lengths="sample", **how)
     assert int(out.lengths[0].max()) == 2 and int(out.lengths[1].max()) == 1
-    with pytest.raises(ValueError, match="num_lengths is 3, the model has positions for 2 with row 0"):
+    with pytest.raises(ValueError, match="num_lengths is 3, with row 0 there is room for 2: the "):
         model.generate_from_sources(SOURCES, tokenizer, lengths="energy", **how)

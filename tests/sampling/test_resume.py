@@ -128,5 +128,5 @@ def test_encoder_decoder_chains_resume_with_their_context(tmp_path):
     whole = model.generate(num_epochs=5, **settings)
     model.generate(num_epochs=2, save_state_to=tmp_path, **settings)
     assert equal(whole, model.generate(resume_from=tmp_path, num_epochs=5))
-    with pytest.raises(ValueError, match="encoder_input_ids has 200 tokens"):
+    with pytest.raises(ValueError, match="encoder_input_ids: row 0 has 200 tokens"):
         model.generate(lengths=2, encoder_input_ids=torch.full((1, 200), 5))

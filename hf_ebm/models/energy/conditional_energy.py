@@ -28,7 +28,7 @@ from hf_ebm.models.energy.encoding import (
 )
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import Limit, limit_of, max_length
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -276,19 +276,19 @@ def _frames(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, sources: list
     if model.mlm.config.is_encoder_decoder:
         return encode_plain(model, tokenizer, "sources", sources)
     frames = rows_with_placeholder(tokenizer, sources)
+    limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     for row, ids in enumerate(frames):
-        check_encoded(model, max_length(model.mlm), "sources", row, ids)
+        check_encoded(model, limit, "sources", row, ids)
     return frames
 
 
-def _room(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]]) -> list[int | None]:
-    """How many tokens each source's target may have at most; `None` without a limit."""
-    limit = max_length(model.mlm)
-    if limit is None:
+def _room(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]]) -> list[Limit | None]:
+    """How many tokens each source's target may have at most, and why; `None` without a limit."""
+    stated = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
+    if stated is None:
         return [None] * len(frames)
-    if model.mlm.config.is_encoder_decoder:
-        return [limit - len(target_placeholder(tokenizer)) + 1] * len(frames)
-    return [limit - len(ids) + 1 for ids in frames]
+    whole_rows = [target_placeholder(tokenizer)] * len(frames) if model.mlm.config.is_encoder_decoder else frames
+    return [stated._replace(tokens=stated.tokens - len(ids) + 1) for ids in whole_rows]
 
 
 def _plan(
@@ -298,23 +298,28 @@ def _plan(
     length_model: PreTrainedModel | None,
     num_lengths: int,
     config: ResolvedChainConfig,
-    room: list[int | None],
+    room: list[Limit | None],
 ) -> _Plan:
     count = config.num_chains
     pairs = [(source, chain) for source in range(len(sources)) for chain in range(count)]
     if not isinstance(lengths, str):
         for row, (length, most) in enumerate(zip(lengths, room, strict=True)):
-            if most is not None and length > most:
-                raise ValueError(f"lengths: {length} tokens for row {row}, the model has positions for {most}")
+            if most is not None and length > most.tokens:
+                raise ValueError(
+                    f"lengths: {length} tokens for row {row}, beside its source there is room for {most.tokens}: "
+                    f"{most.reason}"
+                )
         return _plan_of(pairs, [lengths[source] for source, _ in pairs])
     if length_model is None:
         raise ValueError(f"length_model must be given with lengths={lengths!r}")
     log_probs = length_log_probs(length_model, tokenizer, sources)
     for row, most in enumerate(room):  # a target longer than the model has positions for can't be
         if most is not None:
-            log_probs[row, most:] = -torch.inf
-            if lengths == "energy" and most < num_lengths:
-                raise ValueError(f"num_lengths is {num_lengths}, the model has positions for {most} with row {row}")
+            log_probs[row, most.tokens :] = -torch.inf
+            if lengths == "energy" and most.tokens < num_lengths:
+                raise ValueError(
+                    f"num_lengths is {num_lengths}, with row {row} there is room for {most.tokens}: {most.reason}"
+                )
     log_probs = log_probs.log_softmax(-1)
     if lengths == "sample":
         probs = log_probs.exp().numpy()

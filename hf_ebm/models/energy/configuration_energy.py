@@ -9,6 +9,7 @@ from transformers.configuration_utils import SubConfigSpec
 
 from hf_ebm.checks import check_choice
 from hf_ebm.models.configs import CompositeConfig
+from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
 
@@ -27,6 +28,9 @@ class EnergyConfig(CompositeConfig):
             token, unused pieces, ids without a token.
         prefix_token_ids, suffix_token_ids: ids the tokenizer puts around a text; unconditional sampling does the same.
 
+        max_sequence_length: the longest sequence in tokens, special ones included, in place of what the model's
+            configuration and the tokenizer say; see `hf_ebm.models.position_limits`.
+
     Raises:
         ValueError: for an energy or a scoring variant that doesn't exist, and ids that are no whole numbers from 0 up.
     """
@@ -43,12 +47,15 @@ class EnergyConfig(CompositeConfig):
     excluded_token_ids: list[int] | None = None
     prefix_token_ids: list[int] | None = None
     suffix_token_ids: list[int] | None = None
+    max_sequence_length: int | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
             check_choice(name, getattr(self, name), allowed)
+        if self.max_sequence_length is not None:
+            self.max_sequence_length = as_whole("max_sequence_length", self.max_sequence_length, 1)
         self._make_ids_plain(
             "mask_token_id", "pad_token_id", "special_token_ids", "excluded_token_ids", "prefix_token_ids",
             "suffix_token_ids",

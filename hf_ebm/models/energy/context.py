@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ebm.checks import as_ids, as_mask, as_whole_numbers
 from hf_ebm.model_modes import state_kept
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.scoring.rows import Context, Sequences, attended_spans
 
 if TYPE_CHECKING:
@@ -182,9 +182,9 @@ def _encoder_states(
     check_range("encoder_input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
     ids, lengths = ids.to(model.input_device), stop - start
-    limit = max_length(model.mlm)
-    if limit is not None and int(lengths.max()) > limit:
-        raise ValueError(f"encoder_input_ids has {int(lengths.max())} tokens, the model has positions for {limit}")
+    limit = limit_of(model.mlm, model.config.max_sequence_length)
+    if limit is not None:
+        limit.check(int(lengths.max()), f"encoder_input_ids: row {int(lengths.argmax())}")
     # One row at a time: as in masked rows, no value may depend on padding.
     rows = [_encoded(model.mlm, ids[row : row + 1, start[row] : stop[row]]) for row in range(batch)]
     longest = int(lengths.max())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import Limit, limit_of
 from hf_ebm.plain_values import as_path
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def encode_texts(
         raise ValueError(
             f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
         )
-    special, limit = set(model.config.special_token_ids or []), max_length(model.mlm)
+    special = set(model.config.special_token_ids or [])
+    limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     encoded = []
     for row, text in enumerate(texts):
         before = prefixes[row] + separator if prefixes and prefixes[row] else ""
@@ -119,20 +120,17 @@ def encode_texts(
 
 def encode_plain(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, name: str, texts: list[str]) -> list[list[int]]:
     """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
-    encoded, limit = [], max_length(model.mlm)
+    encoded, limit = [], limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     for row, text in enumerate(texts):
         encoded.append(list(tokenized(tokenizer, name, row, text)["input_ids"]))
         check_encoded(model, limit, name, row, encoded[-1])
     return encoded
 
 
-def check_encoded(model: EnergyBase, limit: int | None, name: str, row: int, ids: list[int]) -> None:
-    """Raises `ValueError` for ids outside the model's vocabulary and for more ids than its `limit` of positions."""
-    if limit is not None and len(ids) > limit:
-        raise ValueError(
-            f"{name}: row {row} has {len(ids)} tokens, the model has positions for {limit}; nothing is cut, so "
-            "split or shorten it"
-        )
+def check_encoded(model: EnergyBase, limit: Limit | None, name: str, row: int, ids: list[int]) -> None:
+    """Raises `ValueError` for ids outside the model's vocabulary and for more ids than its `limit`."""
+    if limit is not None:
+        limit.check(len(ids), f"{name}: row {row}")
     if max(ids, default=0) >= model.vocab_size:
         raise ValueError(
             f"{name}: row {row} has a token of id {max(ids)}, the model's vocabulary has ids 0 to "

@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, 
 
 from hf_ebm.checks import as_ids, as_mask
 from hf_ebm.models.energy.context import check_range, context_of
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import has_token_logits, is_causal
 from hf_ebm.scoring.rows import Sequences, attended_spans
 
@@ -86,11 +86,9 @@ def check_inputs(
     free = as_mask("free_mask", free_mask, ids)
     check_range("input_ids", ids, mask, model.vocab_size)
     start, stop = attended_spans(mask)
-    limit = max_length(model.mlm)
-    longest = int((stop - start).max())
-    if limit is not None and longest > limit:
-        row = int((stop - start).argmax())
-        raise ValueError(f"input_ids: row {row} has {longest} tokens, the model has positions for {limit}")
+    limit = limit_of(model.mlm, model.config.max_sequence_length)
+    if limit is not None:
+        limit.check(int((stop - start).max()), f"input_ids: row {int((stop - start).argmax())}")
     device = model.input_device
     ids = ids.masked_fill(~mask, padding_id(model))  # what stands in the padding is nobody's business
     scored = (mask & free).to(device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_ebm.checks import as_ids, as_whole_numbers, shown
 from hf_ebm.models.energy.context import context_of
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, padding_id
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.streams import LENGTH, chain_generator
@@ -203,12 +203,11 @@ def _unconditional(
         raise ValueError("neither input_ids nor lengths was given; there is nothing to say what to sample")
     prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
     lengths = [_draw_length(choices[key.prompt], config.seed, key) for key in keys]
-    limit = max_length(model.mlm)
+    limit = limit_of(model.mlm, model.config.max_sequence_length)
     longest = max(config.lengths) if not isinstance(config.lengths, int) else config.lengths
-    if limit is not None and longest + len(prefix) + len(suffix) > limit:
+    if limit is not None and longest + len(prefix) + len(suffix) > limit.tokens:
         raise ValueError(
-            f"lengths: {longest} free tokens and {len(prefix) + len(suffix)} special ones are more than the "
-            f"{limit} positions of the model"
+            f"lengths: {longest} free tokens and {len(prefix) + len(suffix)} special ones are too many: {limit.reason}"
         )
     ids = torch.full((len(keys), len(prefix) + max(lengths) + len(suffix)), padding_id(model), dtype=torch.long)
     attention_mask = torch.zeros_like(ids)

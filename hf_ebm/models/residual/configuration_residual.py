@@ -8,6 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from hf_ebm.models.configs import CompositeConfig
+from hf_ebm.plain_values import as_whole
 
 
 class ResidualEnergyConfig(CompositeConfig):
@@ -25,6 +26,8 @@ class ResidualEnergyConfig(CompositeConfig):
         end_token_ids: tokens that end a continuation.
         start_token_id: the token an empty prefix is made of, if there is one.
         lm_pad_token_id: what stands behind the end of the language model's rows.
+        max_sequence_length: the longest row in tokens of the language model, and of the encoder, in place of what their
+            configurations and the encoder's tokenizer say; see `hf_ebm.models.position_limits`.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
 
     Raises:
@@ -48,8 +51,11 @@ class ResidualEnergyConfig(CompositeConfig):
     start_token_id: int | None = None
     lm_pad_token_id: int = 0
     retokenize: bool = False
+    max_sequence_length: int | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        if self.max_sequence_length is not None:
+            self.max_sequence_length = as_whole("max_sequence_length", self.max_sequence_length, 1)
         self._make_ids_plain("end_token_ids", "start_token_id", "lm_pad_token_id")

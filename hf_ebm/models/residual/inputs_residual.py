@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_list, as_mask, is_dense, shown
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_prefixes(
     size, device = num_embeddings(lm), lm.device  # looked up once: it is found among all parameters
     # The encoder's own tokens for the same text are counted when there are some.
     parts = [("language model", lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
-    limits = [(name, max_length(part)) for name, part in parts]
+    limits = [limit_of(part, model.config.max_sequence_length, name=name) for name, part in parts]
     found = []
     for row, prefix in enumerate(rows):
         ids = prefix.to(device)
@@ -61,11 +61,11 @@ def check_prefixes(
                     f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
             ids = torch.tensor([model.config.start_token_id], device=device)
-        for name, limit in limits:
-            if limit is not None and len(ids) + max_new_tokens > limit:
+        for limit in limits:
+            if limit is not None and len(ids) + max_new_tokens > limit.tokens:
                 raise ValueError(
-                    f"prefixes: row {row} has {len(ids)} tokens, with max_new_tokens {len(ids) + max_new_tokens}; the "
-                    f"{name} has positions for {limit}"
+                    f"prefixes: row {row} has {len(ids)} tokens, with max_new_tokens {len(ids) + max_new_tokens}; "
+                    f"{limit.reason}"
                 )
         found.append(ids)
     _check_ids("prefixes", found, size)

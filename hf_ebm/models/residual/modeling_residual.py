@@ -31,7 +31,7 @@ from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.own_code import refuse_class_of_its_own
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
@@ -297,12 +297,14 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         """
         rows = as_id_rows("rows", rows)
         own = self.retokenizer(rows) if self.config.retokenize else rows
-        limit, device = max_length(self.encoder), self.encoder.device
+        spelled_by = self.encoder_tokenizer if self.config.retokenize else None
+        limit = limit_of(self.encoder, self.config.max_sequence_length, spelled_by, "encoder")
+        device = self.encoder.device
         for number, ids in enumerate(own):
-            if len(ids) == 0 or (limit is not None and len(ids) > limit):
-                raise ValueError(
-                    f"row {number} has {len(ids)} tokens for the encoder, which needs 1 to {limit or 'any number'}"
-                )
+            if len(ids) == 0:
+                raise ValueError(f"row {number} has 0 tokens for the encoder, which needs 1 or more")
+            if limit is not None:
+                limit.check(len(ids), f"row {number} of the encoder")
         ids, mask = pad_right([row.to(device) for row in own], self.encoder_pad_id)
         return ids, mask
 
