@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 
 from hf_ebm.checks import check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
+from hf_ebm.models.adapters import adapter_to_save, has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.context import is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
@@ -95,11 +97,26 @@ class EnergyTrainer(RowLossMixin, Trainer):
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
+        if has_adapters(self.energy_model) and self.args.save_strategy != SaveStrategy.NO:
+            adapter_to_save(self.energy_model.mlm, self.energy_model.name_or_path)  # refused now, not at the first save
 
     @property
     def energy_model(self) -> EnergyModel:
         """The model without data-parallel wrapper."""
         return self.accelerator.unwrap_model(self.model)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        # The stock one looks for an adapter's weights only if the model is a PeftModel; so does the next.
+        if has_adapters(self.energy_model):
+            read_adapter(self.energy_model.mlm, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if has_adapters(self.energy_model) and self.state.best_model_checkpoint is not None:
+            read_adapter(self.energy_model.mlm, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
 
     def check_model(self, model: PreTrainedModel) -> None:
         """An energy model of a masked language model without an encoder input."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.checks import as_truth
+from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.inputs_residual import as_id_rows, check_continuations, check_prefixes, lm_of
@@ -87,6 +88,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
             raise ValueError(f"model must be a ResidualEnergyModel, got {type(model).__name__}")
         if model.lm is None:
             raise ValueError("model has no language model; load it with from_pretrained")
+        refuse_adapters("model: its encoder", model.encoder)
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """Energies of the batch's real and generated rows in one forward pass."""

@@ -15,9 +15,10 @@ import pyarrow
 import pyarrow.parquet
 import torch
 from safetensors import SafetensorError
-from transformers import HfArgumentParser, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.assets import load_embedded
+from hf_ebm.models.adapters import saved_type
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
@@ -48,6 +49,7 @@ class ModelArguments(AnyModelArguments):
     """Which masked language model, and how it is run."""
 
     energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint brings along."})
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
     max_sequence_length: int | None = field(
         default=None,
@@ -100,24 +102,20 @@ def load_model(
         embedded, own = load_embedded(**options)
         return moved(embedded, device).eval(), own
     where: dict[str, Any] = {"revision": arguments.revision} if arguments.revision else {}
+    code: dict[str, Any] = {"trust_remote_code": True} if arguments.trust_remote_code else {}
     model: EnergyModel | ResidualEnergyModel
     try:
-        if residual and _is_residual(arguments.model, where):
+        if residual and saved_type(arguments.model, **where) == ResidualEnergyConfig.model_type:
             model = found = ResidualEnergyModel.from_pretrained(arguments.model, dtype=dtype, **longest, **where)
             tokenizer = found.lm_tokenizer
         else:
-            model = EnergyModel.from_pretrained(arguments.model, **options, **where)
-            tokenizer = own_tokenizer(arguments.model, **where)
+            model = EnergyModel.from_pretrained(arguments.model, **options, **where, **code)
+            tokenizer = own_tokenizer(arguments.model, **where, **code)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"model {arguments.model!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"model {arguments.model!r} has no tokenizer beside its weights")
     return moved(model, device).eval(), tokenizer
-
-
-def _is_residual(name: str, where: dict) -> bool:
-    found, _ = PreTrainedConfig.get_config_dict(name, **where)
-    return found.get("model_type") == ResidualEnergyConfig.model_type
 
 
 def moved(model: Model, device: str) -> Model:

@@ -19,6 +19,7 @@ from hf_ebm.cli.common import (
     usable_device,
 )
 from hf_ebm.data.continuations import split_continuations
+from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.models.probes import is_causal
@@ -55,6 +56,7 @@ def load_language_model(
     where = {"revision": which.revision} if which.revision else {}
     model: PreTrainedModel
     try:
+        refuse_adapter_alone("model", which.model, **where)
         config = _config(which.model, where)
         if isinstance(config, ResidualEnergyConfig):
             model = residual = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)

@@ -21,6 +21,7 @@ from transformers import (
 
 from hf_ebm.cli.common import first_line
 from hf_ebm.data.symbols import num_target_ids
+from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.vocabulary import num_embeddings
@@ -97,6 +98,7 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
     """
     code = {"trust_remote_code": False}  # said, so that Transformers does not ask on standard input
     try:
+        refuse_adapter_alone(argument, name)
         model_config = AutoConfig.from_pretrained(name, **code)
         auto_class = _auto_class(model_config, causal)
         if auto_class is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
@@ -17,15 +17,12 @@ from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     CONFIG_NAME,
     cached_file,
-    find_adapter_config_file,
     is_peft_available,
 )
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.probes import close, five_tokens
 from hf_ebm.models.weights import refuse_missing_weights
-
-_PLACE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 def found_file(name: str, file: str, **hub: Any) -> str | None:
@@ -43,7 +40,7 @@ def adapter_settings(name: str | os.PathLike, **hub: Any) -> dict[str, Any] | No
     Raises:
         ValueError: if PEFT isn't installed, or no base model is named.
     """
-    found = find_adapter_config_file(str(name), **{key: value for key, value in hub.items() if key in _PLACE})
+    found = found_file(str(name), ADAPTER_CONFIG_NAME, **hub)
     if found is None:
         return None
     if not is_peft_available():
@@ -52,6 +49,19 @@ def adapter_settings(name: str | os.PathLike, **hub: Any) -> dict[str, Any] | No
     if not settings.get("base_model_name_or_path"):
         raise ValueError(f"{name}: its {ADAPTER_CONFIG_NAME} names no base model")
     return settings
+
+
+def saved_type(name: str, **hub: Any) -> str | None:
+    """The model type that a folder's or Hub repository's `config.json` states; `None` for an adapter alone."""
+    if found_file(name, CONFIG_NAME, **hub) is None and adapter_settings(name, **hub) is not None:
+        return None
+    return PreTrainedConfig.get_config_dict(name, **hub)[0].get("model_type")
+
+
+def refuse_adapter_alone(argument: str, name: str, **hub: Any) -> None:
+    """Raises `ValueError` for a folder or Hub repository that holds an adapter."""
+    if adapter_settings(name, **hub) is not None:
+        raise ValueError(f"{argument}: {name} holds an adapter; merge_and_unload() it and save the whole model")
 
 
 def base_arguments(settings: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -171,6 +181,11 @@ def _layers(model: nn.Module) -> list[Any]:
     return [one for one in model.modules() if isinstance(one, (kinds[0], kinds[1].AuxiliaryTrainingWrapper))]
 
 
+def active_adapters(model: nn.Module) -> list[str]:
+    """Names of the adapters that are in use when they are switched on."""
+    return next((list(one.active_adapters) for one in _layers(model) if hasattr(one, "active_adapters")), [])
+
+
 def adapter_to_save(model: PreTrainedModel, otherwise: str | None) -> str:
     """The adapter that is active. It then says where its base model is; folders by whole paths.
 
@@ -183,7 +198,7 @@ def adapter_to_save(model: PreTrainedModel, otherwise: str | None) -> str:
     """
     advice = "merge_and_unload() the adapter and save the whole, or save the base model first and load it by name"
     known: dict[str, Any] = getattr(model, "peft_config", {}) if model._hf_peft_config_loaded else {}
-    active = next((list(one.active_adapters) for one in _layers(model) if hasattr(one, "active_adapters")), [])
+    active = active_adapters(model)
     if len(active) != 1 or active[0] not in known:
         raise ValueError(
             f"mlm must have one active adapter to be saved, put there by EnergyModel(PeftModel) or add_adapter; it has "
@@ -214,3 +229,13 @@ def save_adapter(model: PreTrainedModel, name: str, folder: Path, state_dict: di
     weights = {f"base_model.model.{key}": value.detach().cpu().contiguous().clone() for key, value in found.items()}
     save_file(weights, folder / ADAPTER_SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
     model.peft_config[name].save_pretrained(folder)
+
+
+def read_adapter(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Reads the weights of a model's adapter from where `save_adapter` has written them."""
+    weights = load_file(Path(folder) / ADAPTER_SAFE_WEIGHTS_NAME)
+    found = {key.removeprefix("base_model.model."): value for key, value in weights.items()}
+    peft, name = sys.modules["peft"], active_adapters(model)[0]
+    unfit = peft.set_peft_model_state_dict(model, found, name).unexpected_keys
+    if unfit:
+        raise ValueError(f"{folder}: the adapter is of another model, which has {unfit[0]}")

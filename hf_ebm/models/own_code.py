@@ -143,7 +143,7 @@ def save_code(part: PreTrainedModel, auto_class: type, folder: str | os.PathLike
 def _untrusted(name: object, needed: dict[str, str]) -> str:
     return (
         f"{name} has code of its own ({', '.join(sorted(set(needed.values())))}), which is not run unless asked for; "
-        "look at it and pass trust_remote_code=True to from_pretrained"
+        "look at it and pass trust_remote_code=True"
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
 
+from hf_ebm.models.adapters import saved_type, unwrapped
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import token_roles
 
@@ -46,9 +46,8 @@ def loader_of(*model_classes: type[PreTrainedModel]) -> type:
 
 def _class_of(name: str, model_classes: tuple, kwargs: dict) -> type[PreTrainedModel]:
     hub = {k: kwargs[k] for k in _HUB_ARGUMENTS if k in kwargs}
-    found, _ = PreTrainedConfig.get_config_dict(name, **hub)
     by_type = {model_class.config_class.model_type: model_class for model_class in model_classes}
-    return by_type.get(found.get("model_type"), model_classes[-1])
+    return by_type.get(saved_type(name, **hub), model_classes[-1])
 
 
 def ready_model(model: object, tokenizer: object, model_classes: tuple[type[PreTrainedModel], ...]) -> PreTrainedModel:
@@ -60,6 +59,7 @@ def ready_model(model: object, tokenizer: object, model_classes: tuple[type[PreT
         ValueError: for a model that is neither, a tokenizer that is none, has no mask token or another one than the
             model, and one that Transformers has made up.
     """
+    model = unwrapped("model", model)
     if not isinstance(model, model_classes):
         model = _wrapped(model, model_classes)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):

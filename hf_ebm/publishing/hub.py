@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
@@ -12,6 +13,7 @@ from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ebm.models.adapters import adapter_settings
 from hf_ebm.plain_values import as_path
 from hf_ebm.publishing.cards import model_card
 from hf_ebm.publishing.remote_code import is_own, write_remote_code
@@ -59,6 +61,12 @@ def push_model(
     card = card or model_card(model, name=repo_id.rpartition("/")[2], repo_id=repo_id, tags=tags or ())
     with TemporaryDirectory() as folder:
         save_for_hub(model, folder, card=card, tokenizer=tokenizer, max_shard_size=max_shard_size)
+        base = (adapter_settings(folder) or {}).get("base_model_name_or_path", "")
+        if Path(base).is_absolute():
+            raise ValueError(
+                f"the adapter's base model is a folder of this machine, {base}; upload that first and load it by name, "
+                "or merge_and_unload() the adapter"
+            )
         with upload_errors("the model in memory is unchanged; call push_to_hub again"):
             api = HfApi()
             repo_id = api.create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from transformers import (
     AutoModelForMaskedLM,
     BertForMaskedLM,
     PreTrainedModel,
-    dynamic_module_utils,
 )
 from transformers.modeling_outputs import MaskedLMOutput
 
@@ -35,10 +33,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def checkpoint(kind, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
-        patch.setattr(sys, "path", [*sys.path])
-        yield checkpoint_with_code(tmp_path_factory.mktemp("own") / kind, kind)
+    return checkpoint_with_code(tmp_path_factory.mktemp("own") / kind, kind)
 
 
 def stock(checkpoint) -> PreTrainedModel:

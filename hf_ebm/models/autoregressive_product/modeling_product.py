@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTraine
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.checks import as_ids, as_mask, as_numbers_of
-from hf_ebm.models.adapters import refuse_adapters
+from hf_ebm.models.adapters import refuse_adapters, unwrapped
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.own_code import refuse_class_of_its_own
@@ -178,7 +178,7 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
 
 
 def _checked_models(lm: object, residual: object) -> tuple[PreTrainedModel, PreTrainedModel]:
-    lm, residual = _causal("lm", lm), _causal("residual", residual)
+    lm, residual = _causal("lm", unwrapped("lm", lm)), _causal("residual", unwrapped("residual", residual))
     sizes = [num_embeddings(model) for model in (lm, residual)]
     if sizes[0] != sizes[1]:
         raise ValueError(f"lm and residual must have one vocabulary, got {sizes[0]} and {sizes[1]} ids")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_ebm.models.adapters import adapter_to_save, add_adapter, save_adapter, switch_adapters
+from hf_ebm.models.adapters import active_adapters, adapter_to_save, add_adapter, save_adapter, switch_adapters
 from hf_ebm.models.energy.energy_base import EnergyBase
 
 
@@ -34,7 +34,7 @@ class EnergyAdaptersMixin(EnergyBase):
         self.mlm.set_adapter(*args, **kwargs)
 
     def active_adapters(self) -> list[str]:
-        return self.mlm.active_adapters()
+        return active_adapters(self.mlm)
 
     def delete_adapter(self, *args: Any, **kwargs: Any) -> None:
         self.mlm.delete_adapter(*args, **kwargs)

@@ -26,12 +26,17 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import as_ids, as_mask, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.model_outputs import model_output
-from hf_ebm.models.adapters import refuse_adapters
+from hf_ebm.models.adapters import refuse_adapter_alone, refuse_adapters, unwrapped
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
+<<<<<<< HEAD
 from hf_ebm.models.own_code import refuse_class_of_its_own
 from hf_ebm.models.position_limits import limit_of
+=======
+from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
+from hf_ebm.models.position_limits import max_length
+>>>>>>> 9983b58 (Commands, pipelines, trainers, residual models and uploads take adapters and code of a checkpoint, or refuse them by name)
 from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
@@ -164,6 +169,12 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         revision = {"revision": lm_revision} if lm_revision else {}
         of_both = ("token", "cache_dir", "local_files_only", "force_download", "trust_remote_code")
         hub = {k: v for k, v in kwargs.items() if k in of_both}
+        trust = kwargs.get("trust_remote_code")
+        for argument, name, own, auto_class in (
+            ("lm", lm, revision, AutoModelForCausalLM), ("encoder", encoder, {}, AutoModel)
+        ):  # fmt: skip
+            refuse_adapter_alone(argument, name, **hub, **own)
+            check_trust(name, PreTrainedConfig.get_config_dict(name, **hub, **own)[0], auto_class, trust)
         base, _ = load_whole(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
         config = AutoConfig.from_pretrained(encoder, **hub)
 
@@ -246,7 +257,8 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         refuse_class_of_its_own("encoder", self.encoder, AutoModel)
         if self.config.lm_reference is None:
             refuse_adapters("lm", lm_of(self))
-            refuse_class_of_its_own("lm", lm_of(self), AutoModelForCausalLM)
+        if self.lm is not None:
+            refuse_class_of_its_own("lm", self.lm, AutoModelForCausalLM)
         if self.config.lm_reference is None and lm_of(self).dtype != self.dtype:
             raise ValueError(
                 f"lm and encoder must have one data type to be saved together, got {lm_of(self).dtype} and {self.dtype}"
@@ -416,6 +428,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTrainedModel]:
+    lm, encoder = unwrapped("lm", lm), unwrapped("encoder", encoder)
     if not isinstance(lm, PreTrainedModel) or not lm.can_generate() or lm.config.is_encoder_decoder:
         raise ValueError(
             f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
