@@ -30,13 +30,8 @@ from hf_ebm.models.adapters import refuse_adapter_alone, refuse_adapters, unwrap
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
-<<<<<<< HEAD
-from hf_ebm.models.own_code import refuse_class_of_its_own
-from hf_ebm.models.position_limits import limit_of
-=======
 from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
-from hf_ebm.models.position_limits import max_length
->>>>>>> 9983b58 (Commands, pipelines, trainers, residual models and uploads take adapters and code of a checkpoint, or refuse them by name)
+from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
