@@ -1,12 +1,17 @@
 """What models read beside tokens: energies and chains against the stock forward with the same inputs."""
 
+import json
+
 import pytest
 import torch
 import transformers as tf
+from transformers import AutoTokenizer
 
+import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
+from tests.cli.conftest import read, run
 from tests.models.families import tiny_family_model
 from tests.models.residual_models import toy_lm
 from tests.models.test_families import MASK, ragged_batch, wrap
@@ -157,3 +162,54 @@ def test_rocberts_shapes_and_sounds_would_give_the_masked_token_away():
         )
         with pytest.raises(ValueError, match="'roc_bert' reads a shape and a pronunciation"):
             EnergyModel(tf.RoCBertForMaskedLM(config))
+
+
+@pytest.fixture(scope="module")
+def xlm_folder(tmp_path_factory) -> str:
+    folder, tokenizer = str(tmp_path_factory.mktemp("xlm")), small_tokenizer("wordpiece")
+    torch.manual_seed(0)
+    config = tf.XLMConfig(vocab_size=len(tokenizer), emb_dim=16, n_layers=1, n_heads=2, n_langs=3, pad_token_id=0)
+    tf.XLMWithLMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_commands_take_a_number_for_all(xlm_folder, tmp_path, capsys):
+    model, tokenizer = EnergyModel.from_pretrained(xlm_folder).eval(), AutoTokenizer.from_pretrained(xlm_folder)
+    texts, prompt = ["the cat", "the dog sat"], "the [MASK] sat"
+    with open(tmp_path / "in.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": text, "candidates": texts}) + "\n" for text in texts)
+    where = ("--model", xlm_folder, "--output", tmp_path / "out.jsonl")
+    given = ("--model_inputs", '{"langs": 2}')
+    expected = [model.score(texts, tokenizer, model_inputs={"langs": lang}).energy.tolist() for lang in (2, 0)]
+    assert expected[0] != expected[1]
+    run("score", "--input", tmp_path / "in.jsonl", *where, *given)
+    assert [record["energy"] for record in read(tmp_path / "out.jsonl")] == pytest.approx(expected[0], abs=1e-5)
+    run("rerank", "--input", tmp_path / "in.jsonl", *where, *given)
+    assert read(tmp_path / "out.jsonl")[1]["energies"] == pytest.approx(expected[0], abs=1e-5)
+    where = ("--model", xlm_folder, "--output", tmp_path / "samples.jsonl", "--num_epochs", 2, "--seed", 1)
+    run("sample", "--text", prompt, *where, *given)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    out = model.generate(**inputs, langs=2, num_epochs=2, seed=1)
+    found = read(tmp_path / "samples.jsonl")
+    assert [record["energy"] for record in found] == pytest.approx(out.energies[0].tolist(), abs=1e-5)
+    for command in (("score", "--input", tmp_path / "in.jsonl"), ("sample", "--lengths", 3)):
+        with pytest.raises(SystemExit):
+            run(*command, "--model", xlm_folder, "--output", tmp_path / "no.jsonl")
+        assert "langs: XLMWithLMHeadModel needs it" in capsys.readouterr().err
+    for wrong in ("7", "[1]", '{"langs": "en"}', "{"):
+        with pytest.raises(SystemExit):
+            run("score", "--model", xlm_folder, "--model_inputs", wrong)
+        assert "model_inputs must be whole numbers by name" in capsys.readouterr().err
+
+
+def test_pipelines_take_a_number_for_all(xlm_folder):
+    model, tokenizer = EnergyModel.from_pretrained(xlm_folder).eval(), AutoTokenizer.from_pretrained(xlm_folder)
+    given = {"model": model, "tokenizer": tokenizer, "model_inputs": {"langs": 2}}
+    expected = float(model.score(["the cat"], tokenizer, model_inputs={"langs": 2}).energy)
+    scored = tf.pipeline("energy-scoring", **given)("the cat")
+    ranked = tf.pipeline("energy-reranking", **given)({"candidates": ["the cat"]})
+    assert scored["energy"] == pytest.approx(expected) == ranked[0]["energy"]
+    samples = tf.pipeline("energy-sampling", **given)("the [MASK]", num_epochs=2, seed=1)
+    out = model.generate(tokenizer("the [MASK]", return_tensors="pt")["input_ids"], langs=2, num_epochs=2, seed=1)
+    assert [sample["energy"] for sample in samples] == pytest.approx(out.energies[0].tolist(), abs=1e-5)
