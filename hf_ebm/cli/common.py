@@ -55,18 +55,20 @@ class ModelArguments(AnyModelArguments):
         default=None,
         metadata={"help": "Longest text in tokens, in place of what the model's configuration and tokenizer say."},
     )
-    model_inputs: str | None = field(
+    further_inputs: str | None = field(
         default=None, metadata={"help": 'What else the model reads, a number each as JSON: {"langs": 1}.'}
     )
 
-    def further_inputs(self) -> dict[str, int]:
-        """`model_inputs` as numbers by name. Raises `ValueError` for anything else."""
+    def inputs_by_name(self) -> dict[str, int]:
+        """`further_inputs` as numbers by name. Raises `ValueError` for anything else."""
         try:
-            found = json.loads(self.model_inputs or "{}")
+            found = json.loads(self.further_inputs or "{}")
         except json.JSONDecodeError:
             found = None
         if not isinstance(found, dict) or not all(type(value) is int for value in found.values()):
-            raise ValueError(f'model_inputs must be whole numbers by name, {{"langs": 1}}, got {self.model_inputs!r}')
+            raise ValueError(
+                f'further_inputs must be whole numbers by name, {{"langs": 1}}, got {self.further_inputs!r}'
+            )
         return found
 
 

@@ -41,7 +41,7 @@ class RerankArguments:
 def run(argv: list[str]) -> None:
     """Writes every record back with `best`, `order`, `rerank_scores` and `energies` added."""
     arguments, which = parse([RerankArguments, ModelArguments], argv, "rerank", __doc__)
-    further = which.further_inputs()
+    further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
     columns = [arguments.candidates_column, *filter(None, [arguments.scores_column])]
@@ -62,10 +62,10 @@ def run(argv: list[str]) -> None:
         prefixes = as_texts(arguments.prefix_column, [record[arguments.prefix_column] for record in records])
         how["prefixes"] = [prefix for prefix, own in zip(prefixes, candidates, strict=True) for _ in own]
     if isinstance(model, EnergyModel):
-        how |= {"variant": arguments.variant, "token_budget": which.token_budget, "model_inputs": further}
+        how |= {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
     elif further or any(one is not None for one in (arguments.variant, which.token_budget, which.energy)):
         raise ValueError(
-            "variant, token_budget, energy, model_inputs are of masked models; the model is a residual one"
+            "variant, token_budget, energy, further_inputs are of masked models; the model is a residual one"
         )
     result = model.rerank(
         candidates,

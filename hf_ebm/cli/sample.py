@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
-    inputs: dict[str, Any] = dict(which.further_inputs())
+    inputs: dict[str, Any] = dict(which.inputs_by_name())
     check_writable(arguments.output)
     # Processes wait for each other's chains, for days if need be.
     patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
@@ -144,8 +144,8 @@ def _recipe(
         "revision": which.revision,
         "dtype": which.dtype,
     }
-    if which.model_inputs:
-        model["model_inputs"] = which.further_inputs()
+    if which.further_inputs:
+        model["further_inputs"] = which.inputs_by_name()
     return {**model, "settings": config.settings(), "prompts": prompts}
 
 

@@ -37,7 +37,7 @@ class ScoreArguments:
 def run(argv: list[str]) -> None:
     """Scores every record and writes it back with `energy`, `num_tokens` and `pseudo_perplexity` added."""
     arguments, which = parse([ScoreArguments, ModelArguments], argv, "score", __doc__)
-    further = which.further_inputs()
+    further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.text_column)
     columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> None:
         variant=arguments.variant,
         stride=arguments.stride,
         token_budget=which.token_budget,
-        model_inputs=further,
+        further_inputs=further,
         **contexts,
     )
     for row, record in enumerate(records):

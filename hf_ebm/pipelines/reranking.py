@@ -24,7 +24,7 @@ class EnergyRerankingPipeline(RowPipeline):
     joint one); `score`, what is sorted by, higher is better; `index`, the candidate's place in the input.
 
     Arguments of a call: `weight` and `length_normalization` of `rerank`, and what the model's `score` takes for all
-    texts alike: `separator`, `variant`, `stride`, `token_budget`, `model_inputs`; of a `ResidualEnergyModel` `ended`.
+    texts alike: `separator`, `variant`, `stride`, `token_budget`, `further_inputs`; of a `ResidualEnergyModel` `ended`.
     """
 
     model_classes: ClassVar = (ResidualEnergyModel, EnergyModel)

@@ -27,7 +27,7 @@ class EnergySamplingPipeline(GeneratingPipeline):
     `kernel="mask_predict"`.
 
     Arguments of a call: the settings of `ChainGenerationConfig` but `lengths`, `generation_config`, `token_budget`, and
-    `model_inputs`, what else the model reads: one number for all inputs by name (`{"langs": 1}`).
+    `further_inputs`, what else the model reads: one number for all inputs by name (`{"langs": 1}`).
     Input n runs the chains that `generate` calls `(n, 0)`, `(n, 1)`, …, so a list gets what `generate` gives for the
     same prompts together.
     """
@@ -35,7 +35,7 @@ class EnergySamplingPipeline(GeneratingPipeline):
     model_classes: ClassVar = (EnergyModel,)
     model: EnergyModel
     config_class = ChainGenerationConfig
-    further_arguments = ("token_budget", "model_inputs")
+    further_arguments = ("token_budget", "further_inputs")
 
     def _sanitize_parameters(self, **given: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         parameters = super()._sanitize_parameters(**given)
@@ -61,7 +61,7 @@ class EnergySamplingPipeline(GeneratingPipeline):
         return [*(config.prefix_token_ids or []), *masks, *(config.suffix_token_ids or [])]
 
     def run_batch(self, rows: list[list[int]], numbers: list[int], **arguments: Any) -> list[list[dict]]:
-        model_inputs = arguments.pop("model_inputs", None) or {}
+        further_inputs = arguments.pop("further_inputs", None) or {}
         chains = range(self.resolved(**arguments).settings()["num_chains"])
         ids, attention_mask = pad_right([torch.tensor(row) for row in rows], padding_id(self.model))
         out = self.model.generate(
@@ -69,7 +69,7 @@ class EnergySamplingPipeline(GeneratingPipeline):
             attention_mask,
             chain_keys=[(number, chain) for number in numbers for chain in chains],
             chain_rows=[row for row in range(len(rows)) for _ in chains],
-            **model_inputs,
+            **further_inputs,
             **arguments,
         )
         firsts = range(0, len(out.samples), len(chains))

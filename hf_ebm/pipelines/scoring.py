@@ -16,7 +16,7 @@ class EnergyScoringPipeline(RowPipeline):
     `exp(energy / num_tokens)`, `None` for raw energies and for a text without tokens; `tokens` and their
     `token_energies`, which sum to `energy`.
 
-    Arguments of a call: `variant`, `stride`, `token_budget` and `model_inputs` of `EnergyModel.score`, the last one
+    Arguments of a call: `variant`, `stride`, `token_budget` and `further_inputs` of `EnergyModel.score`, the last one
     number for all texts by name.
     """
 
@@ -24,7 +24,7 @@ class EnergyScoringPipeline(RowPipeline):
     model: EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
-        return ("variant", "stride", "token_budget", "model_inputs")
+        return ("variant", "stride", "token_budget", "further_inputs")
 
     def prepared(self, item: object) -> str:
         if not isinstance(item, str):

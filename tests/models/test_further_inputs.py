@@ -92,7 +92,7 @@ def test_one_number_stands_for_all_and_one_a_row_for_its_tokens():
     assert torch.equal(model(ids, mask, langs=whole).energy, by_row)
     assert torch.equal(model(ids, mask, langs=[0, 2, 1]).energy, by_row)
     assert torch.equal(model(ids[1:2], mask[1:2], langs=2).energy, model(ids[1:2], mask[1:2], langs=[[2] * 12]).energy)
-    assert torch.equal(model.score_ids(ids, mask, model_inputs={"langs": whole}).sum(1), by_row.detach())
+    assert torch.equal(model.score_ids(ids, mask, further_inputs={"langs": whole}).sum(1), by_row.detach())
 
 
 def test_chains_keep_their_inputs_also_when_they_are_saved_and_go_on(tmp_path):
@@ -121,12 +121,12 @@ def test_texts_have_a_number_each():
     torch.manual_seed(0)
     model = EnergyModel(tf.BertForMaskedLM(config).eval(), **_roles(tokenizer))
     texts = ["the cat", "a dog sat on the mat", "the cat"]
-    zeros, ones = (model.score(texts, tokenizer, model_inputs={"token_type_ids": n}).energy for n in (0, 1))
+    zeros, ones = (model.score(texts, tokenizer, further_inputs={"token_type_ids": n}).energy for n in (0, 1))
     assert torch.equal(zeros, model.score(texts, tokenizer).energy) and not torch.allclose(zeros, ones)
-    mixed = model.score(texts, tokenizer, model_inputs={"token_type_ids": [0, 1, 1]}).energy
+    mixed = model.score(texts, tokenizer, further_inputs={"token_type_ids": [0, 1, 1]}).energy
     torch.testing.assert_close(mixed, torch.stack([zeros[0], ones[1], ones[2]]))
     with pytest.raises(ValueError, match="token_type_ids must be one number, or one for each of the 3 texts"):
-        model.score(texts, tokenizer, model_inputs={"token_type_ids": [0, 1]})
+        model.score(texts, tokenizer, further_inputs={"token_type_ids": [0, 1]})
 
 
 def _roles(tokenizer):
@@ -180,8 +180,8 @@ def test_commands_take_a_number_for_all(xlm_folder, tmp_path, capsys):
     with open(tmp_path / "in.jsonl", "w") as file:
         file.writelines(json.dumps({"text": text, "candidates": texts}) + "\n" for text in texts)
     where = ("--model", xlm_folder, "--output", tmp_path / "out.jsonl")
-    given = ("--model_inputs", '{"langs": 2}')
-    expected = [model.score(texts, tokenizer, model_inputs={"langs": lang}).energy.tolist() for lang in (2, 0)]
+    given = ("--further_inputs", '{"langs": 2}')
+    expected = [model.score(texts, tokenizer, further_inputs={"langs": lang}).energy.tolist() for lang in (2, 0)]
     assert expected[0] != expected[1]
     run("score", "--input", tmp_path / "in.jsonl", *where, *given)
     assert [record["energy"] for record in read(tmp_path / "out.jsonl")] == pytest.approx(expected[0], abs=1e-5)
@@ -199,14 +199,14 @@ def test_commands_take_a_number_for_all(xlm_folder, tmp_path, capsys):
         assert "langs: XLMWithLMHeadModel needs it" in capsys.readouterr().err
     for wrong in ("7", "[1]", '{"langs": "en"}', "{"):
         with pytest.raises(SystemExit):
-            run("score", "--model", xlm_folder, "--model_inputs", wrong)
-        assert "model_inputs must be whole numbers by name" in capsys.readouterr().err
+            run("score", "--model", xlm_folder, "--further_inputs", wrong)
+        assert "further_inputs must be whole numbers by name" in capsys.readouterr().err
 
 
 def test_pipelines_take_a_number_for_all(xlm_folder):
     model, tokenizer = EnergyModel.from_pretrained(xlm_folder).eval(), AutoTokenizer.from_pretrained(xlm_folder)
-    given = {"model": model, "tokenizer": tokenizer, "model_inputs": {"langs": 2}}
-    expected = float(model.score(["the cat"], tokenizer, model_inputs={"langs": 2}).energy)
+    given = {"model": model, "tokenizer": tokenizer, "further_inputs": {"langs": 2}}
+    expected = float(model.score(["the cat"], tokenizer, further_inputs={"langs": 2}).energy)
     scored = tf.pipeline("energy-scoring", **given)("the cat")
     ranked = tf.pipeline("energy-reranking", **given)({"candidates": ["the cat"]})
     assert scored["energy"] == pytest.approx(expected) == ranked[0]["energy"]

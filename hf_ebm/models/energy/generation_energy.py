@@ -151,18 +151,18 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
             "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
         }  # fmt: skip
-        model_inputs = {name: overrides.pop(name) for name in list(overrides) if is_model_input(self.mlm, name)}
+        further_inputs = {name: overrides.pop(name) for name in list(overrides) if is_model_input(self.mlm, name)}
         extra = as_extra_energies(extra_energies)
         with evaluation_mode(self):  # with dropout there would be no one energy to sample from
             if resume_from is not None:
-                started = {**inputs, **model_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
+                started = {**inputs, **further_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
                 given = [name for name, value in started.items() if value is not None]
                 if given:
                     raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
                 job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
             else:
                 which = chain_keys, chain_rows
-                job = self._begin(generation_config, overrides, inputs, model_inputs, which, extra, token_budget)
+                job = self._begin(generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
             processors = _proposal_processors(job.config, further)
             warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
             if job.config.kernel != "metropolis_hastings" and any(weight for weight, _ in extra):
@@ -185,7 +185,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         generation_config: ChainGenerationConfig | None,
         overrides: dict[str, Any],
         inputs: dict[str, Tensor | None],
-        model_inputs: dict[str, Any],
+        further_inputs: dict[str, Any],
         which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
         extra: tuple[ExtraEnergy, ...],
         token_budget: int | None,
@@ -201,7 +201,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             config.seed = int(torch.randint(0, 2**31, ()))
         support = proposal_support(self, config.suppress_tokens)
         chain_keys, chain_rows = which_chains
-        chains = build_chains(self, config, chain_keys, inputs, chain_rows, model_inputs)
+        chains = build_chains(self, config, chain_keys, inputs, chain_rows, further_inputs)
         target = self._target(chains, config, support, extra, token_budget)
         keys = [list(key) for key in chains.keys]
         recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}

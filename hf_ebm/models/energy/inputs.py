@@ -105,7 +105,7 @@ def check_energy_inputs(
     free_mask: Tensor | None,
     encoder_input_ids: Tensor | None,
     encoder_attention_mask: Tensor | None,
-    model_inputs: Mapping[str, object],
+    further_inputs: Mapping[str, object],
 ) -> EnergyInputs:
     """`check_inputs` for an energy: the mask token must be known and stand at no scored position; with the context."""
     if model.config.mask_token_id is None:
@@ -118,7 +118,7 @@ def check_energy_inputs(
     if bool(masked.any()):
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
-    context = context_of(model, sequences, encoder_input_ids, encoder_attention_mask, model_inputs)
+    context = context_of(model, sequences, encoder_input_ids, encoder_attention_mask, further_inputs)
     return EnergyInputs(sequences._replace(context=context), scored)
 
 

@@ -278,7 +278,7 @@ class EnergyModel(
         encoder_input_ids: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         token_budget: int | None = None,
-        **model_inputs: Any,
+        **further_inputs: Any,
     ) -> EnergyOutput:
         """Energies of sequences given their context; differentiable.
 
@@ -291,7 +291,7 @@ class EnergyModel(
                 every position that holds no special token.
             encoder_input_ids, encoder_attention_mask: (B, S) the context of an encoder-decoder model (required there).
             token_budget: tokens per forward pass of the masked language model; by default from free memory.
-            model_inputs: what else the model reads, by the names of its own forward: `token_type_ids`, `langs`,
+            further_inputs: what else the model reads, by the names of its own forward: `token_type_ids`, `langs`,
                 `lang_ids`, `bbox`, `position_ids`, … Whole numbers (B, T, …), one a row (B,), or one for all.
 
         Raises:
@@ -300,7 +300,7 @@ class EnergyModel(
                 NaN logits.
         """
         sequences, scored = check_energy_inputs(
-            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask, model_inputs
+            self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask, further_inputs
         )
         terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)

@@ -76,7 +76,7 @@ def build_chains(
     chain_keys: Sequence[tuple[int, int]] | None,
     inputs: dict[str, Tensor | None],
     chain_rows: Sequence[int] | None,
-    model_inputs: Mapping[str, object],
+    further_inputs: Mapping[str, object],
 ) -> Chains:
     """The chains for prompts given as inputs, or for `config.lengths` without any.
 
@@ -84,7 +84,7 @@ def build_chains(
         chain_keys: `(prompt, chain)` of the chains to run; by default `config.num_chains` for every prompt.
         inputs: `input_ids`, `attention_mask`, `free_mask`, `encoder_input_ids`, `encoder_attention_mask`.
         chain_rows: the row of the inputs that each of `chain_keys` starts from; by default its prompt.
-        model_inputs: further inputs of the model, see `context_of`.
+        further_inputs: further inputs of the model, see `context_of`.
     """
     input_ids = inputs["input_ids"]
     if input_ids is not None:
@@ -97,15 +97,15 @@ def build_chains(
         rows = _unconditional(model, config, lengths, keys, inputs)
         sequences, free = check_inputs(model, *rows)
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
-        _check_numbers(model_inputs)
-        sequences = sequences._replace(context=context_of(model, sequences, *source, model_inputs, one_source=True))
+        _check_numbers(further_inputs)
+        sequences = sequences._replace(context=context_of(model, sequences, *source, further_inputs, one_source=True))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         prompts = len(input_ids)
         _check_rows(inputs, prompts)
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
-        context = context_of(model, checked.sequences, *source, model_inputs)
+        context = context_of(model, checked.sequences, *source, further_inputs)
         checked = checked._replace(sequences=checked.sequences._replace(context=context))
         sequences, free = _copied(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
@@ -224,9 +224,9 @@ def _unconditional(
     return ids, attention_mask
 
 
-def _check_numbers(model_inputs: Mapping[str, object]) -> None:
+def _check_numbers(further_inputs: Mapping[str, object]) -> None:
     """How long a sequence that is sampled from nothing is, isn't known to a caller."""
-    for name, value in model_inputs.items():
+    for name, value in further_inputs.items():
         if value is not None and as_whole_numbers(name, value).dim():
             raise ValueError(f"{name}: with lengths and no input_ids it must be one number, got {shown(value)}")
 

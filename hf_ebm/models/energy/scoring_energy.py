@@ -74,7 +74,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         variant: str | None = None,
         stride: int = 8,
         token_budget: int | None = None,
-        model_inputs: Mapping[str, Any] | None = None,
+        further_inputs: Mapping[str, Any] | None = None,
     ) -> ScoreOutput:
         """Energies of texts: one row in, one row out, in order. Nothing is cut.
 
@@ -87,8 +87,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                 model's own (`config.scoring_variant`).
             stride: rows per text of the variant `"stride"`.
             token_budget: tokens per forward pass; by default from free memory.
-            model_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number for
-                each text, or one for all.
+            further_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number
+                for each text, or one for all.
 
         Raises:
             ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
@@ -115,7 +115,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
         encoded = encode_texts(self, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
         encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
-        own_inputs = _by_text(model_inputs or {}, len(rows))
+        own_inputs = _by_text(further_inputs or {}, len(rows))
         terms = self._term_lists(encoded, encoder_ids, own_inputs, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)
 
@@ -132,7 +132,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         variant: str | None = None,
         stride: int = 8,
         token_budget: int | None = None,
-        model_inputs: Mapping[str, Any] | None = None,
+        further_inputs: Mapping[str, Any] | None = None,
     ) -> Tensor:
         """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
 
@@ -149,7 +149,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                 free_mask,
                 encoder_input_ids,
                 encoder_attention_mask,
-                model_inputs or {},
+                further_inputs or {},
             )
             words = None if words is None else words.to(sequences.ids.device)
             runner = self._row_runner(token_budget)
@@ -164,7 +164,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         self,
         encoded: list[EncodedText],
         encoder_ids: list[list[int]] | None,
-        model_inputs: dict[str, Tensor],
+        further_inputs: dict[str, Tensor],
         variant: str,
         stride: int,
         token_budget: int | None,
@@ -189,7 +189,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
                     variant=variant,
                     stride=stride,
                     token_budget=token_budget,
-                    model_inputs={name: value[pool] for name, value in model_inputs.items()},
+                    further_inputs={name: value[pool] for name, value in further_inputs.items()},
                 )
             except BadLogitsError as error:
                 raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
@@ -226,10 +226,10 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         )
 
 
-def _by_text(model_inputs: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
+def _by_text(further_inputs: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
     """One number for all texts, or one for each, as (N,)."""
     found = {}
-    for name, value in model_inputs.items():
+    for name, value in further_inputs.items():
         if value is None:
             continue
         numbers = as_whole_numbers(name, value)
