@@ -18,6 +18,7 @@ from tests.models.residual_models import (
     all_continuations,
     exact_energies,
     exact_log_probs,
+    spread,
     toy_encoder,
     toy_lm,
     toy_residual,
@@ -198,15 +199,20 @@ def test_a_tokenizer_goes_into_the_checkpoint_and_changes_no_setting(tmp_path):
 
 @pytest.mark.parametrize("online", [False, True])
 def test_training_to_convergence_gives_the_distribution_of_the_data(tmp_path, online):
-    """P_LM exp(-E) becomes the data's distribution, and log Z 0, where every continuation can be enumerated."""
+    """P_LM exp(-E) becomes the data's distribution, and log Z 0, where every continuation can be enumerated.
+
+    Runs of four seeds and both kinds end at total variations of 0.016 to 0.031 and log Z of -0.01 to 0.02; rounding as
+    on another processor moves them by 0.001.
+    """
     lm = toy_lm(dtype=torch.float32, scale=0.3)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=VOCAB, hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96,
         max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    model = ResidualEnergyModel(lm, BertModel(config, add_pooling_layer=False))
-    continuations, base = all_continuations(), exact_log_probs(lm, PREFIX)
+    model = ResidualEnergyModel(lm, spread(BertModel(config, add_pooling_layer=False), 0.3))
+    length, continuations = 2, all_continuations(length=2)
+    base = exact_log_probs(lm, PREFIX, continuations)
     generator = torch.Generator().manual_seed(0)
     data = (base + torch.randn(len(base), generator=generator, dtype=torch.float64)).softmax(0)
     count = 30_000
@@ -219,7 +225,7 @@ def test_training_to_convergence_gives_the_distribution_of_the_data(tmp_path, on
     ]
 
     def distance() -> tuple[float, float]:
-        joint = base - exact_energies(model.eval(), PREFIX)
+        joint = base - exact_energies(model.eval(), PREFIX, continuations)
         shares = torch.bincount(torch.tensor(drawn), minlength=len(continuations)) / count
         return float((joint.softmax(0) - shares).abs().sum() / 2), float(joint.logsumexp(0))
 
@@ -227,9 +233,9 @@ def test_training_to_convergence_gives_the_distribution_of_the_data(tmp_path, on
     trainer = ResidualNCETrainer(
         model,
         arguments(
-            tmp_path, max_steps=500, per_device_train_batch_size=192, optim="adamw_torch", learning_rate=5e-3,
+            tmp_path, max_steps=300, per_device_train_batch_size=192, optim="adamw_torch", learning_rate=5e-3,
             lr_scheduler_type="cosine", warmup_steps=30, max_grad_norm=1.0, online=online, logging_steps=50,
-            train_sampling_strategy="random",
+            train_sampling_strategy="random", max_new_tokens=length,
         ),
         train_dataset=rows,
     )  # fmt: skip
