@@ -51,6 +51,10 @@ class ModelArguments(AnyModelArguments):
     energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint brings along."})
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
+    unknown_tokens: str = field(
+        default="warn",
+        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
+    )
     max_sequence_length: int | None = field(
         default=None,
         metadata={"help": "Longest text in tokens, in place of what the model's configuration and tokenizer say."},

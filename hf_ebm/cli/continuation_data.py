@@ -27,6 +27,7 @@ from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.models.special_tokens import special_ids
 from hf_ebm.models.weights import load_whole
+from hf_ebm.unknown_tokens import report_unknown
 from hf_ebm.vocabulary import num_embeddings
 
 
@@ -41,6 +42,10 @@ class ContinuationArguments:
     fragments: bool = field(
         default=False,
         metadata={"help": "Texts are fragments: none ends, and those that don't fill the length are left out."},
+    )
+    unknown_tokens: str = field(
+        default="warn",
+        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
     )
     max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
 
@@ -103,6 +108,7 @@ def read_continuations(
             raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
     if not arguments.fragments and not end_ids:
         raise ValueError("fragments must be given: the model has no end token")
+    report_unknown(tokenizer, arguments.input, texts, arguments.unknown_tokens)
     rows = split_continuations(
         texts, tokenizer, end_ids, arguments.prefix_tokens, arguments.max_new_tokens, not arguments.fragments
     )

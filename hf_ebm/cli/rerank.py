@@ -73,6 +73,7 @@ def run(argv: list[str]) -> None:
         base_scores=base,
         weight=arguments.weight,
         length_normalization=arguments.length_normalization,
+        unknown_tokens=which.unknown_tokens,
         **how,
     )
     for row, record in enumerate(records):

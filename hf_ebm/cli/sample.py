@@ -25,6 +25,7 @@ from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.unknown_tokens import report_unknown
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -91,6 +92,8 @@ def run(argv: list[str]) -> None:
     if prompts is not None:
         config.lengths = None  # the model's own concern sampling from nothing
         encoded = encode_plain(model, tokenizer, "prompts", prompts)
+        if state.is_main_process or which.unknown_tokens == "error":
+            report_unknown(tokenizer, "prompts", prompts, which.unknown_tokens)
         inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)

@@ -55,6 +55,7 @@ def run(argv: list[str]) -> None:
         stride=arguments.stride,
         token_budget=which.token_budget,
         further_inputs=further,
+        unknown_tokens=which.unknown_tokens,
         **contexts,
     )
     for row, record in enumerate(records):

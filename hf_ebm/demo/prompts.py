@@ -17,6 +17,7 @@ from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.plain_values import number
 from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.unknown_tokens import unknown_of
 
 MAX_TOKENS = 128  # of a text, special tokens included
 MAX_EPOCHS = 200
@@ -64,7 +65,7 @@ def read_prompt(
         ids = token_ids(model, tokenizer, "text", text)
         if mask not in ids:
             raise ValueError("text has no blanks; write ___ or [MASK] where words are to be filled in")
-        unknown = unknown_parts(tokenizer, text)
+        unknown = list(dict.fromkeys(unknown_of(tokenizer, text).parts))
     row = torch.tensor([ids])
     return Prompt(row, row == mask, unknown)
 
@@ -113,16 +114,6 @@ def token_ids(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str,
     if len(ids) > token_limit(model):
         raise ValueError(f"{name} is too long: it has {len(ids)} tokens, at most {token_limit(model)} fit")
     return ids
-
-
-def unknown_parts(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """The parts of a text that became the unknown token, each once; the token itself where spans aren't known."""
-    batch = tokenizer(text, verbose=False, return_offsets_mapping=tokenizer.is_fast)
-    unknown = [position for position, i in enumerate(batch["input_ids"]) if i == tokenizer.unk_token_id]
-    if not tokenizer.is_fast:
-        return [tokenizer.unk_token] if unknown else []
-    spans = (batch["offset_mapping"][position] for position in unknown)
-    return list(dict.fromkeys(text[start:end] for start, end in spans))
 
 
 def _whole_number(name: str, value: float | None, low: int, high: int, why: str = "") -> int:

@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import check_choice
 from hf_ebm.demo.comparison import as_local
-from hf_ebm.demo.prompts import read_lines, token_ids, unknown_parts
+from hf_ebm.demo.prompts import read_lines, token_ids
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.unknown_tokens import unknown_of
 
 MAX_LINES = 32
 SORT_KEYS = ("energy", "energy per token")
@@ -58,8 +59,8 @@ def check_lines(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, text: st
 
 def score_lines(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> list[ScoredLine]:
     """Scores lines that `check_lines` let pass, in their order."""
-    found, local = model.score(lines, tokenizer), as_local(model)
-    of_local = found if local is model else local.score(lines, tokenizer)
+    found, local = model.score(lines, tokenizer, unknown_tokens="ignore"), as_local(model)
+    of_local = found if local is model else local.score(lines, tokenizer, unknown_tokens="ignore")
     perplexities = (of_local.energy / of_local.num_tokens).exp().tolist()
     return [
         ScoredLine(
@@ -68,7 +69,7 @@ def score_lines(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, lines: l
             pseudo_perplexity=perplexities[row],
             ids=_ids_of(tokenizer, found.tokens[row]),
             token_energies=found.token_energies[row],
-            unknown=unknown_parts(tokenizer, line),
+            unknown=list(dict.fromkeys(unknown_of(tokenizer, line).parts)),
         )
         for row, line in enumerate(lines)
     ]

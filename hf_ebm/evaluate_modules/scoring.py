@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
+from hf_ebm.unknown_tokens import report_unknown
 
 
 def energy_model(
@@ -39,10 +40,13 @@ def energy_model(
     return model, tokenizer
 
 
-def score(argument: str, texts: list[str], model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> ScoreOutput:
-    """`model.score`, whose errors about a text name the module's own argument."""
+def score(
+    argument: str, texts: list[str], model: EnergyModel, tokenizer: PreTrainedTokenizerBase, unknown_tokens: str
+) -> ScoreOutput:
+    """`model.score`, whose errors about a text, and warnings, name the module's own argument."""
+    report_unknown(tokenizer, argument, texts, unknown_tokens)
     try:
-        return model.score(texts, tokenizer)
+        return model.score(texts, tokenizer, unknown_tokens="ignore")
     except ValueError as error:
         message = str(error)
         if "texts: row" not in message:

@@ -31,7 +31,8 @@ class EnergyRerankingPipeline(RowPipeline):
     model: ResidualEnergyModel | EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
-        shared = [name for name in self._score_arguments() if name not in _CONTEXT.values()]
+        apart = (*_CONTEXT.values(), "unknown_tokens")
+        shared = [name for name in self._score_arguments() if name not in apart]
         return ("weight", "length_normalization", *shared)
 
     def _score_arguments(self) -> list[str]:
@@ -57,6 +58,9 @@ class EnergyRerankingPipeline(RowPipeline):
                 raise ValueError(f"{name} must be a text, got {type(row[name]).__name__}")
         return row
 
+    def texts_of(self, item: dict) -> list[str]:
+        return [*item["candidates"], *(item[name] for name in _CONTEXT if item.get(name))]
+
     def run_batch(self, rows: list[dict], numbers: list[int], **arguments: Any) -> list[list[dict]]:
         candidates = [row["candidates"] for row in rows]
         for name, argument in _CONTEXT.items():
@@ -65,7 +69,7 @@ class EnergyRerankingPipeline(RowPipeline):
                 absent = None if name == "encoder_text" else ""
                 arguments[argument] = [row.get(name, absent) for row in rows for _ in row["candidates"]]
         base = [row.get("scores", [0.0] * len(own)) for row, own in zip(rows, candidates, strict=True)]
-        found = self.model.rerank(candidates, self.spelling, base_scores=base, **arguments)
+        found = self.model.rerank(candidates, self.spelling, base_scores=base, unknown_tokens="ignore", **arguments)
         return [
             [
                 {

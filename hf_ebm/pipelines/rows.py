@@ -11,9 +11,10 @@ from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import no_collate_fn
 from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
 
-from hf_ebm.checks import shown
+from hf_ebm.checks import check_choice, shown
 from hf_ebm.pipelines.loading import LoadFailure, ready_model
 from hf_ebm.plain_values import as_whole
+from hf_ebm.unknown_tokens import UNKNOWN_TOKENS, report_unknown
 
 
 class RowPipeline(Pipeline):
@@ -22,6 +23,9 @@ class RowPipeline(Pipeline):
     Called with one input it gives one result; with a list, a list; with a `KeyDataset`, a column of a data set or any
     other iterable, an iterator over the results, in order, read as it goes. A batch of `batch_size=` inputs (1 unless
     given) is one call of the model's method.
+
+    Every call takes `unknown_tokens`: `"warn"` logs a warning for the first input that holds something the tokenizer
+    has no token for, `"error"` refuses each, `"ignore"` does neither.
 
     Args:
         model: a model object; `pipeline` hands over what it has loaded by name. A masked language model is wrapped as
@@ -39,6 +43,7 @@ class RowPipeline(Pipeline):
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False  # type: ignore[assignment]
 
     model_classes: ClassVar[tuple[type[PreTrainedModel], ...]]
+    _told_unknown = False  # whether the call has warned of unknown tokens
 
     def __init__(
         self,
@@ -90,22 +95,35 @@ class RowPipeline(Pipeline):
         batch_size = self._batch_size if batch_size is None else batch_size
         if batch_size is not None:
             batch_size = as_whole("batch_size", batch_size, 1)
+        self._told_unknown = False
         if isinstance(inputs, Iterable) and not isinstance(inputs, (str, Mapping, list)):
             inputs = (item for item in inputs)  # of iterables it streams generators alone
         return super().__call__(inputs, *args, num_workers=num_workers, batch_size=batch_size, **kwargs)
 
     def _sanitize_parameters(self, **given: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        unknown = sorted(set(given) - set(self.arguments()))
+        known = (*self.arguments(), "unknown_tokens")
+        unknown = sorted(set(given) - set(known))
         if unknown:
-            raise ValueError(
-                f"{type(self).__name__} has no argument {', '.join(unknown)}; it takes {', '.join(self.arguments())}"
-            )
-        return {}, given, {}
+            raise ValueError(f"{type(self).__name__} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
+        how = {"unknown_tokens": given.pop("unknown_tokens")} if "unknown_tokens" in given else {}
+        for value in how.values():
+            check_choice("unknown_tokens", value, UNKNOWN_TOKENS)
+        return how, given, {}
 
     def preprocess(self, input_: tuple[int, Any], **parameters: Any) -> dict[str, Any]:
         number, item = input_
+        unknown_tokens = parameters.get("unknown_tokens", "warn")
         with _inputs_named([number]):
-            return {"number": number, "row": self.prepared(item)}
+            row = self.prepared(item)
+            if unknown_tokens != "warn" or not self._told_unknown:  # once a call: a data set may have thousands
+                self._told_unknown = report_unknown(
+                    self.spelling, f"input {number}", self.texts_of(item), unknown_tokens
+                )
+            return {"number": number, "row": row}
+
+    def texts_of(self, item: Any) -> list[str]:
+        """The texts that an input holds."""
+        return [item] if isinstance(item, str) else []
 
     def _forward(  # type: ignore[override]  # rows are no tensors, and results no model's output
         self, input_tensors: dict[str, Any], **arguments: Any

@@ -32,7 +32,7 @@ class EnergyScoringPipeline(RowPipeline):
         return item
 
     def run_batch(self, rows: list[str], numbers: list[int], **arguments: Any) -> list[dict]:
-        found = self.model.score(rows, self.spelling, **arguments)
+        found = self.model.score(rows, self.spelling, unknown_tokens="ignore", **arguments)
         return [
             {
                 "text": text,

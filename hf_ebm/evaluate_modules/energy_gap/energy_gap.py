@@ -35,6 +35,7 @@ Args:
     model_id (str or path): a masked language model by Hub name, or the folder of one or of an `EnergyModel`. It is
         loaded at every call, in float32, on a GPU if there is one. By default the embedded model of hf_ebm, "embedded".
     model (EnergyModel), tokenizer: a loaded model and its tokenizer, instead of model_id. It runs where it is.
+    unknown_tokens (str): where a text holds what the tokenizer has no token for: "warn" (default), "error" or "ignore".
 Returns:
     energy_gaps (list of float): for each pair, energy of the prediction minus energy of the reference, in nats; 0 if
         both have the same tokens.
@@ -78,10 +79,11 @@ class EnergyGap(CheckedInputs, evaluate.Metric):
         model_id: str | os.PathLike | None = None,
         model: EnergyModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        unknown_tokens: str = "warn",
     ) -> dict[str, Any]:
         scorer, spelling = energy_model(model_id, model, tokenizer)
-        own = score("predictions", predictions, scorer, spelling).energy.tolist()
-        others = score("references", references, scorer, spelling).energy.tolist()
+        own = score("predictions", predictions, scorer, spelling, unknown_tokens).energy.tolist()
+        others = score("references", references, scorer, spelling, unknown_tokens).energy.tolist()
         # The same tokens in another batch have the same energy only up to rounding, which must not decide who wins.
         ids = (spelling(column, verbose=False)["input_ids"] for column in (predictions, references))
         ties = [tokens == truth for tokens, truth in zip(*ids, strict=True)]

@@ -35,6 +35,7 @@ Args:
     model_id (str or path): a masked language model by Hub name, or the folder of one or of an `EnergyModel`. It is
         loaded at every call, in float32, on a GPU if there is one. By default the embedded model of hf_ebm, "embedded".
     model (EnergyModel), tokenizer: a loaded model and its tokenizer, instead of model_id. It runs where it is.
+    unknown_tokens (str): where a text holds what the tokenizer has no token for: "warn" (default), "error" or "ignore".
 Returns:
     pseudo_perplexities (list of float): for each text, `exp(energy / tokens)` with its energy in nats (minus its
         pseudo-log-likelihood), from 1 up; lower is better.
@@ -82,11 +83,12 @@ class PseudoPerplexity(CheckedInputs, evaluate.Metric):
         model_id: str | os.PathLike | None = None,
         model: EnergyModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        unknown_tokens: str = "warn",
     ) -> dict[str, Any]:
         scorer, spelling = energy_model(model_id, model, tokenizer)
         if scorer.config.energy != "local":
             raise ValueError(f"model must have the energy 'local', got {scorer.config.energy!r}")
-        scores = score("predictions", predictions, scorer, spelling)
+        scores = score("predictions", predictions, scorer, spelling, unknown_tokens)
         perplexities = (scores.energy / scores.num_tokens).exp()
         for row in (scores.num_tokens == 0).nonzero()[:1, 0].tolist():
             raise ValueError(f"predictions must hold a token each, got {predictions[row]!r} in row {row}")

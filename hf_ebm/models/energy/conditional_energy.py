@@ -34,6 +34,7 @@ from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.streams import LENGTH, chain_generator
+from hf_ebm.unknown_tokens import report_unknown
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
         length_model: PreTrainedModel | None = None,
         num_lengths: int = 3,
         generation_config: ChainGenerationConfig | None = None,
+        unknown_tokens: str = "warn",
         **kwargs: Any,
     ) -> ConditionalGenerationOutput:
         """Samples a target for each source with a conditional masked language model (thesis sections 6.5 to 6.8).
@@ -104,6 +106,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
                 nothing, suit it less than local ones.
             length_model: a sequence classifier of sources whose class n stands for n tokens.
             num_lengths: how many lengths compete with `"energy"`.
+            unknown_tokens: as for `score`.
             generation_config, kwargs: as for `generate`, less what says which chains are run. A saved run goes on by
                 `generate(resume_from=…)`, as chains, without the choice among lengths.
 
@@ -145,6 +148,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
             lengths = _whole_lengths(lengths, len(rows))
         num_lengths = _checked_num_lengths(lengths, length_model, num_lengths, config)
         frames = _frames(self, tokenizer, rows)
+        report_unknown(tokenizer, "sources", rows, unknown_tokens)
         room = _room(self, tokenizer, frames)
         plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
         inputs = self._conditional_inputs(tokenizer, frames, plan)

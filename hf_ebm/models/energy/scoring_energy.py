@@ -21,6 +21,7 @@ from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
+from hf_ebm.unknown_tokens import report_unknown
 
 # Texts whose masked rows form one pool: enough to fill forward passes, few enough to bound memory.
 _TEXTS_PER_POOL = 256
@@ -75,6 +76,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         stride: int = 8,
         token_budget: int | None = None,
         further_inputs: Mapping[str, Any] | None = None,
+        unknown_tokens: str = "warn",
     ) -> ScoreOutput:
         """Energies of texts: one row in, one row out, in order. Nothing is cut.
 
@@ -89,6 +91,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             token_budget: tokens per forward pass; by default from free memory.
             further_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number
                 for each text, or one for all.
+            unknown_tokens: what is done where a text holds something the tokenizer has no token for: `"warn"` (one
+                warning that names the rows), `"error"` or `"ignore"`.
 
         Raises:
             ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
@@ -115,6 +119,8 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
         encoded = encode_texts(self, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
         encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
+        for name, own in {"texts": rows, **contexts}.items():
+            report_unknown(tokenizer, name, own, unknown_tokens)
         own_inputs = _by_text(further_inputs or {}, len(rows))
         terms = self._term_lists(encoded, encoder_ids, own_inputs, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of
 from hf_ebm.models.residual.residual_base import ResidualBase
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import check_energies
+from hf_ebm.unknown_tokens import report_unknown
 
 ROWS_AT_ONCE = 64
 
@@ -52,6 +54,7 @@ class ResidualScoringMixin(RerankMixin, ResidualBase):
         *,
         prefixes: Iterable[str] | None = None,
         ended: bool = True,
+        unknown_tokens: str = "warn",
     ) -> ResidualScoreOutput:
         """Joint energies of texts: one row in, one row out, in order. Nothing is cut.
 
@@ -61,6 +64,8 @@ class ResidualScoringMixin(RerankMixin, ResidualBase):
             prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
                 with a new word must begin with its space.
             ended: whether texts are whole, so that an end token stands behind them.
+            unknown_tokens: what is done where a text holds something the tokenizer, or that of the encoder, has no
+                token for: `"warn"` (one warning that names the rows), `"error"` or `"ignore"`.
 
         Raises:
             ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
@@ -86,6 +91,11 @@ class ResidualScoringMixin(RerankMixin, ResidualBase):
                 raise ValueError(f"texts: row {row} has no token, and ended is False")
         starts = prompt_encoder(tokenizer, end[0] if end else -1)(before) if rows else []
         pairs = [(check_prefixes(self, [start], len(ids))[0], ids) for start, ids in zip(starts, found, strict=True)]
+        theirs: Any = self.encoder_tokenizer if self.config.retokenize else None
+        for name, own in (("texts", rows), ("prefixes", before)):
+            told = report_unknown(tokenizer, name, own, unknown_tokens)
+            if theirs is not None and not told:
+                report_unknown(theirs, f"{name}, for the encoder", own, unknown_tokens)
         energies = torch.zeros(len(rows), dtype=torch.float64)
         log_probs = torch.zeros(len(rows), dtype=torch.float64)
         by_length = sorted(range(len(rows)), key=lambda row: sum(map(len, pairs[row])))

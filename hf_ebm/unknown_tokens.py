@@ -1,0 +1,94 @@
+"""What a tokenizer has no token for: counted, told or refused, in one way wherever texts come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hf_ebm.checks import check_choice
+
+logger = logging.get_logger(__name__)
+
+UNKNOWN_TOKENS = ("warn", "error", "ignore")
+_ROWS_TOLD = 5
+
+
+class Unknown(NamedTuple):
+    """Unknown tokens of a text.
+
+    Attributes:
+        parts: what each stands for, as it was written; the token itself where the tokenizer doesn't tell.
+        tokens: of the text, special ones left out.
+        characters: that they stand for, `None` where the tokenizer doesn't tell.
+    """
+
+    parts: list[str]
+    tokens: int
+    characters: int | None
+
+
+def unknown_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Unknown:
+    """The unknown tokens of a text. One that is written out in it is none, nor one that is a special token as well."""
+    batch = tokenizer(text, verbose=False, return_offsets_mapping=tokenizer.is_fast)
+    ids, unknown, token = batch["input_ids"], tokenizer.unk_token_id, tokenizer.unk_token
+    special = set(tokenizer.all_special_ids) - {unknown}
+    count = sum(i not in special for i in ids)
+    if unknown is None or unknown not in ids or _has_another_role(tokenizer):
+        return Unknown([], count, 0)
+    if not tokenizer.is_fast:
+        pieces = [piece for piece in tokenizer.tokenize(text) if tokenizer.convert_tokens_to_ids(piece) == unknown]
+        named = [piece for piece in pieces if piece != token]
+        nameless = [token] * (len(pieces) - len(named) - text.count(token))
+        return Unknown([*named, *nameless], count, None if nameless else sum(map(len, named)))
+    spans = [span for span, i in zip(batch["offset_mapping"], ids, strict=True) if i == unknown]
+    parts = [text[start:end] for start, end in spans if text[start:end].strip() != token]
+    return Unknown(parts, count, sum(map(len, parts)))
+
+
+def report_unknown(tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str], how: str) -> bool:
+    """Looks for unknown tokens in texts: whether a warning was logged, one for all of them.
+
+    Args:
+        name: what the texts are called.
+        how: one of `UNKNOWN_TOKENS`.
+
+    Raises:
+        ValueError: for another `how`; for unknown tokens with `"error"`, naming the rows.
+    """
+    check_choice("unknown_tokens", how, UNKNOWN_TOKENS)
+    if how == "ignore" or tokenizer.unk_token_id is None:
+        return False
+    found = [(row, unknown_of(tokenizer, text), text) for row, text in enumerate(texts)]
+    told = [_row(row, unknown, text) for row, unknown, text in found if unknown.parts]
+    if not told:
+        return False
+    rest = f"; and {len(told) - _ROWS_TOLD} more" if len(told) > _ROWS_TOLD else ""
+    message = (
+        f"{name}: the tokenizer has no token for something in {len(told)} of {len(found)} rows: "
+        f"{'; '.join(told[:_ROWS_TOLD])}{rest}"
+    )
+    if how == "error":
+        raise ValueError(f"{message}; unknown_tokens='warn' lets them pass")
+    logger.warning(
+        f"{message}. What stands there is not told apart, and energies say little about it; unknown_tokens='error' "
+        "refuses such rows, 'ignore' is silent."
+    )
+    return True
+
+
+def _row(row: int, unknown: Unknown, text: str) -> str:
+    told = f"row {row} has {len(unknown.parts)} unknown of {unknown.tokens} tokens"
+    if unknown.characters is None:
+        return told
+    parts = list(dict.fromkeys(unknown.parts))
+    named = ", ".join(repr(part if len(part) <= 20 else f"{part[:20]}…") for part in parts[:3])
+    return f"{told}, {unknown.characters} of {len(text)} characters ({named}{', …' if len(parts) > 3 else ''})"
+
+
+def _has_another_role(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the unknown token is also the start, end or padding, as in GPT-2, whose bytes know everything."""
+    roles = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id)
+    return tokenizer.unk_token_id in roles
