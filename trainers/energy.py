@@ -12,7 +12,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from hf_ebm.checks import check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
-from hf_ebm.models.adapters import adapter_to_save, has_adapters, read_adapter
+from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.context import is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
@@ -97,8 +97,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
-        if has_adapters(self.energy_model) and self.args.save_strategy != SaveStrategy.NO:
-            adapter_to_save(self.energy_model.mlm, self.energy_model.name_or_path)  # refused now, not at the first save
+        if self.args.save_strategy != SaveStrategy.NO:
+            self.energy_model.check_can_be_saved()  # not at the first save
 
     @property
     def energy_model(self) -> EnergyModel:

@@ -14,7 +14,7 @@ from hf_ebm.evaluate_modules.scoring import energy_model
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
 from tests.models.residual_models import toy_encoder, toy_lm
 from tests.models.test_adapters import base, small_mlm, with_adapter, wrapped  # noqa: F401  # `base` is a fixture
-from tests.models.test_own_code import checkpoint, kind  # noqa: F401  # fixtures
+from tests.models.test_own_code import TripledBert, checkpoint, kind  # noqa: F401  # fixtures
 from tests.models.tokenizers_for_tests import small_tokenizer
 
 TEXT = "the cat sat"
@@ -128,6 +128,8 @@ def test_training_an_adapter_leaves_the_base_and_is_resumed(base, tmp_path):  # 
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
+    with pytest.raises(ValueError, match=r"TripledBert\.register_for_auto_class"):
+        EnergyTrainer(wrapped(TripledBert(small_mlm().config)), whole.args, eval_dataset=[])
     with pytest.raises(ValueError, match="has no name"):
         EnergyTrainer(wrapped(with_adapter(small_mlm(), "lora")), whole.args, eval_dataset=[])
 

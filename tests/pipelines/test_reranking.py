@@ -85,7 +85,9 @@ def test_each_model_takes_what_its_score_takes():
     residual = EnergyRerankingPipeline(model=residual_model(), tokenizer=tokenizer())
     expected = residual.model.rerank(LISTS[:1], tokenizer(), ended=False)
     assert_like(residual({"candidates": LISTS[0]}, ended=False), as_lists(LISTS[:1], expected)[0])
-    with pytest.raises(ValueError, match=r"no argument variant; it takes weight, length_normalization, ended, unknown_tokens$"):
+    with pytest.raises(
+        ValueError, match=r"no argument variant; it takes weight, length_normalization, ended, unknown_tokens$"
+    ):
         residual({"candidates": LISTS[0]}, variant="exact")
     with pytest.raises(ValueError, match="no argument ended"):
         masked({"candidates": LISTS[0]}, ended=True)

@@ -16,6 +16,7 @@ from transformers.utils import CONFIG_NAME, ModelOutput
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.adapters import (
     adapter_settings,
+    adapter_to_save,
     base_arguments,
     found_file,
     has_adapters,
@@ -248,6 +249,13 @@ class EnergyModel(
             setattr(model.config, field, value)
         return model, info
 
+    def check_can_be_saved(self) -> None:
+        """Raises `ValueError` for a model that would not be loaded again as it is; see `save_pretrained`."""
+        if has_adapters(self.mlm):
+            adapter_to_save(self.mlm, self.name_or_path)
+        else:
+            check_found_again("mlm", self.mlm, AutoModelForMaskedLM)
+
     def save_pretrained(
         self, save_directory: str | os.PathLike, is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
@@ -261,10 +269,10 @@ class EnergyModel(
         """
         if kwargs.get("push_to_hub") and (has_adapters(self.mlm) or has_own_code(self.mlm)):
             raise ValueError("push_to_hub: upload a model with an adapter or code of its own by push_to_hub()")
+        self.check_can_be_saved()
         if has_adapters(self.mlm):
             self._save_adapter(save_directory, is_main_process, *args, **kwargs)
             return
-        check_found_again("mlm", self.mlm, AutoModelForMaskedLM)
         refuse_other_adapter(save_directory)
         if is_main_process:
             save_code(self.mlm, AutoModelForMaskedLM, save_directory)
