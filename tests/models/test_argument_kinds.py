@@ -56,6 +56,11 @@ def pair():
         ("extra_energies", {"a": total}, "must be a list of pairs .* got {"),
         ("extra_energies", [("1", total)], "entry 0 must be a pair .* got .'1'"),
         ("extra_energies", [(1.0, total), (1.0, "f")], "entry 1 must be callable, got 'f'"),
+        ("chain_keys", [(0.7, 1.9)], "must be different pairs .* got .*0.7, 1.9"),
+        ("chain_keys", "00", "must be different pairs .* got '00'"),
+        ("chain_keys", [[(0, 0)]], "must be different pairs"),
+        ("chain_keys", [(0, 2**70)], "must be different pairs"),
+        ("save_state_to", 7, "must be a name or a path, .* got 7"),
         ("generation_config", {"num_epochs": 3}, "must be a ChainGenerationConfig, got dict"),
     ],
 )
@@ -64,6 +69,11 @@ def test_generate(argument, value, message):
     with pytest.raises(ValueError, match=f"{argument}.*{message}"):
         model.generate(**{"input_ids": IDS, "num_epochs": 1, argument: value})
     assert model._row_runner().num_rows == 0
+
+
+def test_resuming():
+    with pytest.raises(ValueError, match="resume_from must be a name or a path, .* got b'folder'"):
+        tiny_energy_model().generate(resume_from=b"folder")
 
 
 WRONG_SCORES = (lambda scores: None, torch.Tensor.long, lambda scores: scores[:, :1], torch.Tensor.tolist)

@@ -141,7 +141,8 @@ def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | N
     keys, wrong = [], []
     for pair in given:
         numbers = wholes(pair)
-        if numbers is None or len(numbers) != 2 or (prompts is not None and numbers[0] >= prompts):
+        most = 2**63 if prompts is None else prompts  # the output holds them as int64
+        if numbers is None or len(numbers) != 2 or numbers[0] >= most or numbers[1] >= 2**63:
             wrong.append(pair)
         else:
             keys.append(ChainKey(*numbers))
