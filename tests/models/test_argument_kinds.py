@@ -72,7 +72,7 @@ def test_generate(argument, value, message):
 
 
 def test_resuming():
-    with pytest.raises(ValueError, match="resume_from must be a name or a path, .* got b'folder'"):
+    with pytest.raises(ValueError, match=r"resume_from must be a name or a path, .* got b'folder'"):
         tiny_energy_model().generate(resume_from=b"folder")
 
 
