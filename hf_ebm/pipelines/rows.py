@@ -13,7 +13,7 @@ from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, Pipelin
 
 from hf_ebm.checks import check_choice, shown
 from hf_ebm.pipelines.loading import LoadFailure, ready_model
-from hf_ebm.plain_values import as_whole
+from hf_ebm.plain_values import as_whole, whole
 from hf_ebm.unknown_tokens import UNKNOWN_TOKENS, report_unknown
 
 
@@ -86,8 +86,10 @@ class RowPipeline(Pipeline):
     def __call__(
         self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
+        alone = getattr(inputs, "ndim", 1) == 0 and not isinstance(inputs, str)
+        inputs = whole(inputs) if alone else inputs
         # Of bytes these would be numbers, and a set has no order.
-        if isinstance(inputs, (bytes, bytearray, Set)) or getattr(inputs, "ndim", 1) == 0:
+        if isinstance(inputs, (bytes, bytearray, Set)) or (alone and inputs is None):
             raise ValueError(f"inputs must be one input, or a list or another iterable of them, got {shown(inputs)}")
         if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
             self._sanitize_parameters(**kwargs)
