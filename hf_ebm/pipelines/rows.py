@@ -87,10 +87,10 @@ class RowPipeline(Pipeline):
         self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
         alone = getattr(inputs, "ndim", 1) == 0 and not isinstance(inputs, str)
-        inputs = whole(inputs) if alone else inputs
         # Of bytes these would be numbers, and a set has no order.
-        if isinstance(inputs, (bytes, bytearray, Set)) or (alone and inputs is None):
+        if isinstance(inputs, (bytes, bytearray, Set)) or (alone and whole(inputs) is None):
             raise ValueError(f"inputs must be one input, or a list or another iterable of them, got {shown(inputs)}")
+        inputs = whole(inputs) if alone else inputs
         if isinstance(inputs, (list, KeyDataset)) and not len(inputs):
             self._sanitize_parameters(**kwargs)
             return []  # Transformers looks at the first input

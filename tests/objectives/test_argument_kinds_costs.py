@@ -105,7 +105,7 @@ def test_rows_of_residual_training(name, ids):
         collate_rows([{**row, name: [ids] if name == "negatives" else ids}])
 
 
-@pytest.mark.parametrize("inputs", [b"the cat", {"the cat"}, torch.tensor(1), np.array("the cat")])
+@pytest.mark.parametrize("inputs", [b"the cat", {"the cat"}, torch.tensor(1.5), np.array("the cat")])
 def test_pipelines(inputs):
     tokenizer = small_tokenizer("wordpiece")
     pipe = pipeline("energy-scoring", model=small_model(tokenizer), tokenizer=tokenizer)
