@@ -23,7 +23,7 @@ class RerankOutput(ModelOutput):
     Args:
         best: (N,) index of the best candidate of each list.
         order: per list, candidate indices from best to worst (ties keep their order).
-        scores: per list, the combined scores, higher is better.
+        scores: per list, the combined scores, higher is better; minus infinity of a candidate without a scored token.
         energies: per list, the energies.
     """
 
@@ -59,6 +59,8 @@ class RerankMixin:
 
         Args:
             candidates: n-best lists of texts, possibly of different lengths, none empty.
+                A candidate without a scored token comes last, with a score of minus infinity: nothing is to be said
+                against it, so its energy of 0 would always win.
             base_scores: scores of another model for each candidate, higher is better (log probabilities, say); 0 if
                 not given.
             weight: of the energy.
@@ -89,6 +91,11 @@ class RerankMixin:
         ]
         if not all(math.isfinite(score) for own in scores for score in own):
             raise ValueError(f"weight must leave finite scores, got {weight}")
+        empty = (scored.num_tokens == 0).split(sizes)
+        scores = [
+            [-math.inf if none else score for score, none in zip(own, part.tolist(), strict=True)]
+            for own, part in zip(scores, empty, strict=True)
+        ]
         order = [_best_first(own) for own in scores]
         return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
 

@@ -30,6 +30,7 @@ class ChainGenerationOutput(ModelOutput):
         attention_mask: (C, T), 0 at padding.
         samples: (C, kept, T) tokens kept after burn-in and thinning.
         energies: (C, kept) their energies in nats, extra energies included (float64).
+        satisfied: (C, kept) bool, whether they meet the constraints: extra energies that are infinite where they don't.
         trace: per chain and epoch, see `Trace`.
         kept_epochs: numbers of the epochs the samples were kept after.
         prompt_indices, chain_indices: (C,) prompt of each chain and its number among that prompt's chains.
@@ -43,6 +44,7 @@ class ChainGenerationOutput(ModelOutput):
     attention_mask: Tensor
     samples: Tensor
     energies: Tensor
+    satisfied: Tensor
     trace: Trace
     kept_epochs: tuple[int, ...]
     prompt_indices: Tensor

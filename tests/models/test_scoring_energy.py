@@ -1,6 +1,7 @@
 """Scores of texts against plain loops, over three kinds of tokenizers; refusals that name the row."""
 
 import io
+import math
 from pathlib import Path
 
 import datasets
@@ -208,6 +209,9 @@ def test_reranking_combines_scores_weight_and_length():
         expected = [b - 0.3 * float(s.energy) / float(s.num_tokens) ** 0.5 for b, s in zip(own, single, strict=True)]
         assert scores == pytest.approx(expected, abs=1e-4)
         assert order == sorted(range(len(texts)), key=lambda i: -expected[i]) and int(best) == order[0]
+    found = model.rerank([["", "the cat", "[SEP]", "cat the"], [""]], tokenizer, base_scores=[[9.0, 0, 9, 0], [1.0]])
+    assert found.order[0][2:] == [0, 2] and found.order[1] == [0]  # nothing is said against a text without tokens
+    assert found.scores[0][0] == found.scores[0][2] == found.scores[1][0] == -math.inf
     with pytest.raises(ValueError, match="candidates: list 1 must be a list of at least one text"):
         model.rerank([["a"], []], tokenizer)
     with pytest.raises(ValueError, match="base_scores must have one score per candidate"):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.utils import logging
 
 from hf_ebm import ChainGenerationConfig, EnergyModel, TextEnergy
 from tests.conftest import tiny_energy_model
@@ -129,7 +130,32 @@ def test_hard_constraint_from_outside_is_entered_and_never_left():
     has = (out.samples == 8).any(2)
     assert has[:, -1].all() and not has[:, 0].all()
     assert (has[:, 1:] | ~has[:, :-1]).all()
-    assert (out.energies.isinf() == ~has).all()
+    assert (out.energies.isinf() == ~has).all() and torch.equal(out.satisfied, has)
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the library has warned of."""
+    logging.enable_propagation()
+    with caplog.at_level("WARNING"):
+        yield caplog
+    logging.disable_propagation()
+
+
+def test_a_constraint_that_is_never_met_is_told(warnings):
+    never = lambda ids: torch.full((len(ids),), torch.inf)  # noqa: E731
+    out = tiny_energy_model().generate(**BASE, extra_energies=never)
+    assert not out.satisfied.any() and len(out.samples)
+    assert [
+        message for message in warnings.messages if message.startswith("3 of 3 chains have samples of infinite energy")
+    ]
+    assert tiny_energy_model().generate(**BASE).satisfied.all() and len(warnings.messages) == 1
+
+
+def test_a_run_that_ends_before_a_sample_is_kept_says_so(warnings):
+    out = tiny_energy_model().generate(**BASE | {"num_epochs": 9, "burn_in": 4}, stopping_criteria=StopAfter(2))
+    assert out.samples.shape[1] == 0
+    assert warnings.messages == ["No sample was kept: the run ended after epoch 2, burn_in is 4."]
 
 
 @pytest.mark.parametrize("bad", [lambda ids: ids.float(), lambda ids: torch.full((len(ids),), float("nan"))])
@@ -200,8 +226,6 @@ def test_stopping_criteria_end_the_run_early():
 
 
 def test_a_truncated_proposal_that_sticks_is_warned_about(caplog):
-    from transformers.utils import logging
-
     model = tiny_energy_model()
     logging.warning_once.cache_clear()  # another test may have raised it
     logging.enable_propagation()

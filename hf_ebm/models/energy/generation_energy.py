@@ -178,7 +178,9 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 raise BadLogitsError(
                     error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row"
                 ) from error
-        return _output(job._replace(run=run), confidence)
+        output = _output(job._replace(run=run), confidence)
+        _warn_of_poor_samples(output, job.config)
+        return output
 
     def _begin(
         self,
@@ -397,6 +399,20 @@ def _check_same_target(run: ChainRun, target: Target) -> None:
             )
 
 
+def _warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainConfig) -> None:
+    """Where there are no samples, or some that a constraint forbids."""
+    epochs = output.run.epoch
+    if not output.samples.shape[1]:
+        logger.warning(f"No sample was kept: the run ended after epoch {epochs}, burn_in is {config.burn_in}.")
+    chains = (~output.satisfied).any(1)
+    if bool(chains.any()):
+        logger.warning(
+            f"{int(chains.sum())} of {len(chains)} chains have samples of infinite energy, which the constraints among "
+            "extra_energies forbid: they have not met them by then. See `satisfied` in the output; more epochs, a "
+            "start that meets them or a finite penalty may help."
+        )
+
+
 def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
     run, config = job.run, job.config
     columns = torch.arange(run.state.ids.shape[1])
@@ -407,6 +423,7 @@ def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
         attention_mask=attended.long(),
         samples=run.samples[:, : run.kept],
         energies=run.sample_energies[:, : run.kept],
+        satisfied=run.sample_energies[:, : run.kept] < torch.inf,
         trace=run.trace.first(run.epoch),
         kept_epochs=kept,
         prompt_indices=torch.tensor([key.prompt for key in job.keys]),
