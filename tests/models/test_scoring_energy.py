@@ -198,6 +198,13 @@ def test_ids_score_like_texts():
     torch.testing.assert_close(found, model.score(TEXTS, tokenizer).energy, rtol=1e-5, atol=1e-4)
 
 
+def test_unknown_tokens_are_counted():
+    tokenizer = small_tokenizer("wordpiece")
+    scores = small_model(tokenizer).score(["the cat", "the ☃ sat ☃☃"], tokenizer, unknown_tokens="ignore")
+    assert scores.num_unknown.tolist() == [0, sum(token == "[UNK]" for token in scores.tokens[1])]
+    assert scores.num_unknown[1] >= 2
+
+
 def test_reranking_combines_scores_weight_and_length():
     tokenizer = small_tokenizer("wordpiece")
     model = small_model(tokenizer)

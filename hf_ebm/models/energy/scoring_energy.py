@@ -34,6 +34,7 @@ class ScoreOutput(ModelOutput):
     Args:
         energy: (N,) energies in nats (float64); with the local energy, minus the pseudo-log-likelihood.
         num_tokens: (N,) scored tokens.
+        num_unknown: (N,) those of them that are the unknown token.
         tokens: per text, its scored tokens.
         token_energies: per text, their energy terms; they sum to `energy`.
         words: per text, its words by the tokenizer's own word ids; `None` for tokenizers that have none.
@@ -44,6 +45,7 @@ class ScoreOutput(ModelOutput):
 
     energy: Tensor
     num_tokens: Tensor
+    num_unknown: Tensor
     tokens: list[list[str]]
     token_energies: list[list[float]]
     words: list[list[str]] | None
@@ -209,6 +211,10 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
         energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
         num_tokens = torch.tensor([len(own) for own in terms], dtype=torch.long)
+        unknown = [
+            sum(text.ids[i] == tokenizer.unk_token_id for i in own)
+            for text, own in zip(encoded, positions, strict=True)
+        ]
         words = word_energies = None
         if tokenizer.is_fast:
             pieces = [text.word_pieces() for text in encoded]
@@ -220,6 +226,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         return ScoreOutput(
             energy=energy,
             num_tokens=num_tokens,
+            num_unknown=torch.tensor(unknown, dtype=torch.long),
             tokens=[
                 list(tokenizer.convert_ids_to_tokens([text.ids[i] for i in where]))
                 for text, where in zip(encoded, positions, strict=True)
