@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 tomllib = pytest.importorskip("tomllib")
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,18 @@ def test_patterns_of_package_data_match_something():
     for package, patterns in SETTINGS["package-data"].items():
         for pattern in patterns:
             assert list(folder_of(package).glob(pattern)), f"{package}: {pattern}"
+
+
+def test_installing_warns_of_nothing(tmp_path, monkeypatch, recwarn):
+    """Looking for data by itself setuptools takes their folders for forgotten packages, and warns of each at length."""
+    monkeypatch.chdir(ROOT)
+    distribution = Distribution({"script_name": "setup.py"})
+    distribution.parse_config_files()
+    distribution.get_command_obj("egg_info").egg_base = str(tmp_path)  # which it may write
+    build = distribution.get_command_obj("build_py")
+    build.ensure_finalized()
+    data = {Path(folder, name) for _, folder, _, names in build.data_files for name in names}
+    assert len(data) > 50 and not [str(warning.message) for warning in recwarn]
 
 
 def test_weights_are_safetensors_alone():
