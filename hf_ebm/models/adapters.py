@@ -177,8 +177,16 @@ def switch_adapters(model: nn.Module, on: bool) -> None:
 
 
 def _layers(model: nn.Module) -> list[Any]:
+    if not has_adapters(model):
+        return []
     kinds = sys.modules["peft.tuners.tuners_utils"].BaseTunerLayer, sys.modules["peft.utils.other"]
     return [one for one in model.modules() if isinstance(one, (kinds[0], kinds[1].AuxiliaryTrainingWrapper))]
+
+
+def adapters_in_use(model: nn.Module) -> list[list[Any]]:
+    """What the layers of adapters do, beside their weights: which are active and merged, at what scale, on or off."""
+    names = ("active_adapters", "merged_adapters", "scaling", "disable_adapters")
+    return [[type(one).__name__, *(getattr(one, name, None) for name in names)] for one in _layers(model)]
 
 
 def active_adapters(model: nn.Module) -> list[str]:

@@ -32,7 +32,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     assert equal(model.generate(**BASE | {"num_epochs": 9}), model.generate(resume_from=tmp_path, num_epochs=9))
     with pytest.raises(ValueError, match="saved run has block_size=1, not 2"):
         model.generate(resume_from=tmp_path, block_size=2)
-    with pytest.raises(ValueError, match="it is not the run's model"):
+    with pytest.raises(ValueError, match="of a model with other weights; load"):
         tiny_energy_model(seed=1).generate(resume_from=tmp_path, num_epochs=9)
     with pytest.raises(ValueError, match="samples 'local', this model 'raw'"):
         tiny_energy_model("raw").generate(resume_from=tmp_path)

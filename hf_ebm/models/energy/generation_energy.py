@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
@@ -27,6 +28,7 @@ from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.context import is_model_input
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
+from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import Warp
@@ -125,9 +127,11 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 the same whichever others run beside it, so chains can be divided over calls and processes.
             chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
                 of one prompt can have other lengths, or start elsewhere.
-            save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted.
+            save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted. Checksums
+                of the model are saved with it, which take a second for each 100 million parameters.
             resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
-                longer, other settings must agree. Processors, criteria and extra energies are to be given again.
+                longer, other settings must agree, and so must the model: its weights as they are loaded, configuration,
+                adapters and code. Processors, criteria and extra energies are to be given again.
             token_budget: tokens per forward pass; by default from free memory.
             overrides: settings by name, and what else the model reads, by the names of its own forward:
                 `token_type_ids`, `langs`, `lang_ids`, `bbox`, … Whole numbers (B, T, …), one a row (B,), or one for
@@ -170,6 +174,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             if job.config.kernel == "mask_predict" and (further or criteria):
                 raise ValueError("logits_processor and stopping_criteria have no effect with kernel 'mask_predict'")
             if save_state_to is not None:
+                job = job._replace(run=_with_fingerprints(job.run, self))
                 job.run.save(save_state_to)  # now, so that a folder that cannot be written costs no work
             try:
                 run, confidence = _run_job(job, warp, criteria, streamer, save_state_to)
@@ -232,6 +237,13 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         if run.recipe["energy"] != self.config.energy:
             raise ValueError(
                 f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"
+            )
+        noted = run.recipe.get("model", {})
+        others = [name for name, found in (model_fingerprints(self) if noted else {}).items() if found != noted[name]]
+        if others:
+            raise ValueError(
+                f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
+                "started with, or start anew"
             )
         keys = [ChainKey(*key) for key in run.recipe["keys"]]
         device = self.input_device
@@ -378,17 +390,23 @@ def _run_mask_predict(job: _Job) -> tuple[ChainRun, Tensor]:
     return replace(run, state=state, epoch=1, kept=1, num_masked_rows=rows), confidence.cpu()
 
 
-def _check_same_target(run: ChainRun, target: Target) -> None:
-    """The first chain's terms and every chain's extra energies must be what they were.
+def _with_fingerprints(run: ChainRun, model: PreTrainedModel) -> ChainRun:
+    """A run that is to be saved knows its model."""
+    return run if "model" in run.recipe else replace(run, recipe=run.recipe | {"model": model_fingerprints(model)})
 
-    Another model or other extra energies would go unnoticed otherwise, and the carried energies would be wrong.
+
+def _check_same_target(run: ChainRun, target: Target) -> None:
+    """The chains' terms and extra energies must be what they were.
+
+    Other extra energies would go unnoticed otherwise, and the carried energies would be wrong; so would another model
+    where the state has no fingerprints, as those that `ChainRun.save` writes of a run that was not saved as it went.
     """
-    first = torch.zeros(1, dtype=torch.long, device=run.state.ids.device)
-    terms = target.terms(run.state.ids[:1], first, target.free[:1])
+    chains = torch.arange(1 if "model" in run.recipe else len(run.state.ids), device=run.state.ids.device)
+    terms = target.terms(run.state.ids[chains], chains, target.free[chains])
     # Half-precision logits of another batch shape differ in the second digit after the point.
     tolerance = 1e-3 if target.runner.dtype in (torch.float32, torch.float64) else 0.1
     pairs = {
-        "energy": (run.state.token_energies[:1].sum(1), terms.sum(1)),
+        "energy": (run.state.token_energies[chains].sum(1), terms.sum(1)),
         "extra energies": (run.state.extra_energy, target.extra_energy(run.state.ids)),
     }
     for name, (saved, found) in pairs.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from hf_ebm.models.adapters import refuse_adapter_alone, refuse_adapters, unwrap
 from hf_ebm.models.configs import inner_config, is_config
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
 from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
@@ -374,15 +374,6 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.set_input_embeddings(value)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of a model's weights, names and types included."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _config_of(
