@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_ebm.cli.run_records import RunRecords
+from hf_ebm.cli.tables import Output
 from hf_ebm.sampling.sampler import kept_samples
 
 if TYPE_CHECKING:
@@ -16,18 +17,17 @@ if TYPE_CHECKING:
 
 
 class ChainRecords(RunRecords):
-    """Records of chains; while the run goes on, `<output>.state/` holds the chains' states.
+    """Records of chains; while the run goes on, `<output>.state/` holds the states of chains that aren't done.
 
     Args:
-        output: path, or `-`.
-        recipe: what the run is of; an output of another recipe is refused.
+        output: where records go; those of a prompt get the fields of the input's record of its number.
         config: the run's settings.
     """
 
-    def __init__(self, output: str, recipe: dict, config: ResolvedChainConfig):
-        super().__init__(output, recipe, ("prompt", "chain", "epoch"))
+    def __init__(self, output: Output, config: ResolvedChainConfig):
+        super().__init__(output, ("prompt", "chain", "epoch"))
         self.config = config
-        self.states = self.output.with_name(self.output.name + ".state")
+        self.states = self.path.with_name(self.path.name + ".state")
 
     def missing(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The chains of `keys` that don't have all their records yet."""
@@ -49,12 +49,19 @@ class ChainRecords(RunRecords):
             return None
         return self.states / hashlib.sha256(json.dumps(batch).encode()).hexdigest()[:16]
 
+    def append_batch(self, batch: list[tuple[int, int]], records: list[dict]) -> None:
+        """Appends the records of a batch of chains, which then needs its state no more."""
+        self.append(records)
+        folder = self.state_folder(batch)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def close(self, keys: list[tuple[int, int]]) -> None:
         """Ends a run: drops the states, makes the Parquet file. Raises `RuntimeError` if records are missing."""
         if self.printed is not None:
             return
         missing = self.missing(keys)
         if missing:
-            raise RuntimeError(f"{self.output}: the chains {missing[:5]} have not been sampled; run the command again")
+            raise RuntimeError(f"{self.path}: the chains {missing[:5]} have not been sampled; run the command again")
         shutil.rmtree(self.states, ignore_errors=True)
         self.finish()

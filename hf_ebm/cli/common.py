@@ -1,18 +1,11 @@
-"""What the commands share: the model's arguments, and reading and writing records."""
+"""What the commands share: the model's arguments, and loading it."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-import pyarrow
-import pyarrow.parquet
 import torch
 from safetensors import SafetensorError
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
@@ -145,101 +138,3 @@ def usable_device(arguments: Placed, local_rank: int) -> tuple[torch.dtype, str]
 def first_line(error: BaseException) -> str:
     """An error's message, as far as it fits on a line."""
     return str(error).strip().split("\n")[0]
-
-
-def read_records(path: str, column: str) -> list[dict]:
-    """Records from JSON Lines (`.jsonl`, `.ndjson`, `.json`, `-` for standard input), Parquet (`.parquet`) or text
-    (`.txt`, one `column` a line).
-
-    Raises:
-        ValueError: for another ending, for what isn't JSON (with its line), for a record without `column`.
-    """
-    ending = Path(path).suffix.lower()
-    if ending == ".parquet":
-        records = pyarrow.parquet.read_table(path).to_pylist()
-    elif path == "-":
-        records = _json_records(path, sys.stdin)
-    elif ending in (".jsonl", ".ndjson", ".json", ".txt"):
-        try:
-            with open(path, encoding="utf-8-sig", newline="\n") as file:
-                records = (
-                    [{column: line.rstrip("\r\n")} for line in file] if ending == ".txt" else _json_records(path, file)
-                )
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8: {error}") from error
-    else:
-        raise ValueError(f"input: {path} must end in .jsonl, .ndjson, .json, .parquet or .txt, or be '-'")
-    for number, record in enumerate(records):
-        if column not in record:
-            raise ValueError(f"{path}: record {number} has no {column!r}; it has {', '.join(map(str, record))}")
-    return records
-
-
-def _json_records(path: str, lines: Iterable[str]) -> list[dict]:
-    records = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: line {number} is not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}: line {number} must be a JSON object, got {type(record).__name__}")
-        records.append(record)
-    return records
-
-
-def check_columns(path: str, records: list[dict], columns: list[str], added: list[str]) -> None:
-    """Raises `ValueError` where a record lacks a column, or a column that is read would be written over."""
-    for column in columns:
-        if column in added:
-            raise ValueError(f"{path}: the field {column!r} is read and would be written over; rename it")
-        for number, record in enumerate(records):
-            if column not in record:
-                raise ValueError(f"{path}: record {number} has no {column!r}; it has {', '.join(map(str, record))}")
-
-
-def check_writable(path: str) -> None:
-    """Raises `ValueError` unless a file can be made at `path` (or it is `-`)."""
-    target = Path(path).resolve()
-    if path == "-":
-        return
-    if target.is_dir():
-        raise ValueError(f"output: {path} is a folder")
-    if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
-        raise ValueError(f"output: {path} cannot be written; its folder does not exist or is not writable")
-
-
-def write_records(path: str, records: list[dict]) -> None:
-    """Writes all records: JSON Lines to standard output (`-`) or a file, or Parquet. A file is replaced atomically."""
-    target = Path(path).resolve()  # through links, so that a link stays one
-    if path == "-":
-        print("".join(f"{to_json(record)}\n" for record in records), end="")
-    elif target.exists() and not target.is_file():  # a pipe or a device cannot be replaced
-        target.write_text("".join(f"{to_json(record)}\n" for record in records), encoding="utf-8")
-    else:
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            if target.suffix.lower() == ".parquet":
-                pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), temporary)
-            else:
-                temporary.write_text("".join(f"{to_json(record)}\n" for record in records), encoding="utf-8")
-            os.replace(temporary, target)
-        except (pyarrow.ArrowException, UnicodeEncodeError) as error:
-            raise ValueError(f"output: {path}: the records cannot be written: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def to_json(record: dict) -> str:
-    """One line of JSON; numbers that JSON doesn't have become null, and what it doesn't know (dates, say) text."""
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

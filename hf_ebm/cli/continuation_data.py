@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pyarrow
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,12 +13,11 @@ from hf_ebm.assets import load_embedded_causal
 from hf_ebm.cli.common import (
     EMBEDDED,
     AnyModelArguments,
-    check_columns,
     first_line,
     moved,
-    read_records,
     usable_device,
 )
+from hf_ebm.cli.tables import Records, read_records
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
@@ -29,6 +29,10 @@ from hf_ebm.models.special_tokens import special_ids
 from hf_ebm.models.weights import load_whole
 from hf_ebm.unknown_tokens import report_unknown
 from hf_ebm.vocabulary import num_embeddings
+
+_IDS = pyarrow.list_(pyarrow.int64())
+# What a row of a text has.
+CONTINUATION_FIELDS = {"text": pyarrow.string(), "prefix_ids": _IDS, "continuation_ids": _IDS}
 
 
 @dataclass
@@ -89,10 +93,24 @@ def _config(name: str, where: dict) -> PreTrainedConfig:
         raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
 
 
-def read_continuations(
-    arguments: ContinuationArguments, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> tuple[list[dict], int]:
-    """Rows of `split_continuations` that the language model has ids and positions for, and how many texts were read."""
+def read_texts(arguments: ContinuationArguments) -> Records:
+    """The records whose texts are read. Raises `ValueError` for one without a text."""
+    records = read_records(arguments.input, arguments.text_column).first(arguments.max_rows)
+    for number, text in enumerate(records.column(arguments.text_column)):
+        if not isinstance(text, str):
+            raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
+    return records
+
+
+def carried(records: Records, arguments: ContinuationArguments) -> Records:
+    """The records with what a row doesn't have already."""
+    return records.without("text") if arguments.text_column == "text" else records
+
+
+def continuations(
+    arguments: ContinuationArguments, records: Records, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
+) -> tuple[list[dict], list[int]]:
+    """Rows of `split_continuations` that the language model has ids and positions for, and their records' numbers."""
     end_ids, lm = special_tokens(model)[0], lm_of(model) if isinstance(model, ResidualEnergyModel) else model
     limit, size = max_length(lm, getattr(model.config, "max_sequence_length", None)), num_embeddings(lm)
     if limit is not None and arguments.prefix_tokens + arguments.max_new_tokens > limit:
@@ -100,12 +118,7 @@ def read_continuations(
             f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
             f"{arguments.prefix_tokens} and {arguments.max_new_tokens}"
         )
-    records = read_records(arguments.input, arguments.text_column)[: arguments.max_rows]
-    check_columns(arguments.input, records, [arguments.text_column], [])
-    texts = [record[arguments.text_column] for record in records]
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
+    texts = records.column(arguments.text_column)
     if not arguments.fragments and not end_ids:
         raise ValueError("fragments must be given: the model has no end token")
     report_unknown(tokenizer, arguments.input, texts, arguments.unknown_tokens)
@@ -120,7 +133,7 @@ def read_continuations(
         largest = max(row["prefix_ids"] + row["continuation_ids"])
         if largest >= size:
             raise ValueError(f"model: its tokenizer has the id {largest}, the model has embeddings for {size}")
-    return rows, len(texts)
+    return rows, [row.pop("number") for row in rows]
 
 
 def check_positive(**values: int | None) -> None:

@@ -7,27 +7,36 @@ Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` a
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
+import pyarrow
 import torch
 from accelerate import PartialState
 
-from hf_ebm.cli.common import AnyModelArguments, check_writable, parse
+from hf_ebm.cli.common import AnyModelArguments, parse
 from hf_ebm.cli.continuation_data import (
+    CONTINUATION_FIELDS,
     ContinuationArguments,
+    carried,
     check_positive,
+    continuations,
     load_language_model,
-    read_continuations,
+    read_texts,
     special_tokens,
 )
 from hf_ebm.cli.run_records import RunRecords
+from hf_ebm.cli.tables import Output, check_writable
+from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
+
+_ADDED = {
+    "row": pyarrow.int64(), **CONTINUATION_FIELDS, "negatives": pyarrow.list_(pyarrow.list_(pyarrow.int64())),
+}  # fmt: skip
+_CHANGE_NOTHING = ("output", "device", "max_rows", "unknown_tokens", "input")
 
 
 @dataclass
@@ -53,18 +62,22 @@ def run(argv: list[str]) -> None:
     state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
     if data.input == "-" and state.num_processes > 1:
         raise ValueError("input: several processes cannot share standard input; give a file")
+    texts = read_texts(data)
+    output = Output(arguments.output, carried(texts, data), _ADDED)
+    taken = [name for name, own in output.names.items() if own != name]
+    if taken:
+        raise ValueError(f"{data.input}: {', '.join(taken)}: trainers read fields of these names; rename the input's")
     lm, tokenizer = load_language_model(which, state.local_process_index)
     if isinstance(lm, ResidualEnergyModel):
         raise ValueError(f"model {which.model!r} is a residual model; negatives are of its language model")
     end_ids, _ = special_tokens(lm)
-    rows, count = read_continuations(data, tokenizer, lm)
-    recipe = {"command": "negatives", **asdict(arguments), **asdict(data), **asdict(which), "rows": len(rows)}
-    recipe["texts"] = hashlib.sha256(json.dumps(rows).encode()).hexdigest()  # other texts under the same name
-    for name in ("output", "device", "max_rows"):
-        del recipe[name]
-    records = RunRecords(arguments.output, recipe, ("row",))
+    rows, numbers = continuations(data, texts, tokenizer, lm)
+    records = RunRecords(output, ("row",), numbers)
     if state.is_main_process:
-        records.open()
+        settings = {**asdict(arguments), **asdict(data), **asdict(which)}
+        recipe = {name: value for name, value in settings.items() if name not in _CHANGE_NOTHING}
+        checksums = model_fingerprints(lm, tokenizer)
+        records.open({"command": "negatives", **recipe, "inputs": texts.digest(), "checksums": checksums})
     state.wait_for_everyone()
     known = {record["row"] for record in records.read()}
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
@@ -85,7 +98,8 @@ def run(argv: list[str]) -> None:
     state.wait_for_everyone()
     if state.is_main_process:
         records.finish()
-        print(f"{len(rows)} of {count} texts have a continuation; {arguments.output}")
+        done = "" if missing else "already complete: "
+        print(f"{done}{len(rows)} of {len(texts)} texts have a continuation; {arguments.output}")
 
 
 def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:
@@ -98,8 +112,6 @@ def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:
     )  # fmt: skip
     if not 1e-6 <= arguments.temperature < float("inf"):
         raise ValueError(f"temperature must be a number from 0.000001 up, got {arguments.temperature}")
-    if not arguments.output.lower().endswith((".jsonl", ".ndjson", ".parquet")):
-        raise ValueError(f"output must end in .jsonl or .parquet, got {arguments.output!r}")
     if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
         raise ValueError(f"top_p must be above 0 and up to 1, got {arguments.top_p}")
     if arguments.seed < 0:

@@ -7,19 +7,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pyarrow
 import torch
 from transformers import PreTrainedModel
 
-from hf_ebm.cli.common import AnyModelArguments, check_writable, parse, to_json, write_records
+from hf_ebm.cli.common import AnyModelArguments, parse
 from hf_ebm.cli.continuation_data import (
+    CONTINUATION_FIELDS,
     ContinuationArguments,
+    carried,
     check_positive,
+    continuations,
     load_language_model,
-    read_continuations,
+    read_texts,
     special_tokens,
 )
+from hf_ebm.cli.json_lines import to_json
+from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.perplexity import ResidualPerplexity, lm_log_probs, residual_perplexity
+
+_ADDED = CONTINUATION_FIELDS | dict.fromkeys(
+    ("lm_log_prob", "energy", "log_partition_lower", "log_partition_upper"), pyarrow.float64()
+)
 
 
 @dataclass
@@ -46,15 +56,17 @@ def run(argv: list[str]) -> None:
         raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
     if arguments.output is not None:
         check_writable(arguments.output)
+    texts = read_texts(data)
+    output = None if arguments.output is None else Output(arguments.output, carried(texts, data), _ADDED)
     model, tokenizer = load_language_model(which)
-    rows, count = read_continuations(data, tokenizer, model)
-    summary = {"model": which.model, "texts": count, "rows": len(rows)}
+    rows, numbers = continuations(data, texts, tokenizer, model)
+    summary = {"model": which.model, "texts": len(texts), "rows": len(rows)}
     if isinstance(model, ResidualEnergyModel):
         found, records = _residual(model, rows, arguments, data)
     else:
         found, records = _causal(model, rows, arguments)
-    if arguments.output is not None:
-        write_records(arguments.output, [{**row, **record} for row, record in zip(rows, records, strict=True)])
+    if output is not None:
+        output.write([{**row, **record} for row, record in zip(rows, records, strict=True)], numbers)
     print(to_json({**summary, **found}))
 
 

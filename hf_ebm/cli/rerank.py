@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import (
-    ModelArguments,
-    check_columns,
-    check_writable,
-    load_model,
-    parse,
-    read_records,
-    write_records,
-)
+import pyarrow
+
+from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.tables import Output, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts
+
+_ADDED = {
+    "best": pyarrow.string(), "order": pyarrow.list_(pyarrow.int64()),
+    "rerank_scores": pyarrow.list_(pyarrow.float64()), "energies": pyarrow.list_(pyarrow.float64()),
+}  # fmt: skip
 
 
 @dataclass
@@ -44,22 +44,19 @@ def run(argv: list[str]) -> None:
     further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
-    columns = [arguments.candidates_column, *filter(None, [arguments.scores_column])]
-    read = [*columns, *filter(None, [arguments.prefix_column])]
-    check_columns(arguments.input, records, read, ["best", "order", "rerank_scores", "energies"])
-    for column in columns:
-        for number, record in enumerate(records):
-            kind = str if column == arguments.candidates_column else (int, float)
-            value = record[column]
+    for column, kind in ((arguments.candidates_column, str), (arguments.scores_column, (int, float))):
+        for number, value in enumerate(records.column(column) if column else []):
             if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
                 what = "texts" if kind is str else "numbers"
                 raise ValueError(f"{arguments.input}: {column!r} of record {number} must be a list of {what}")
-    candidates = [record[arguments.candidates_column] for record in records]
-    base = [record[arguments.scores_column] for record in records] if arguments.scores_column else None
+    candidates = records.column(arguments.candidates_column)
+    base = records.column(arguments.scores_column) if arguments.scores_column else None
+    before = records.column(arguments.prefix_column) if arguments.prefix_column else None
+    output = Output(arguments.output, records, _ADDED)
     model, tokenizer = load_model(which, residual=True)
     how = {}
-    if arguments.prefix_column is not None:
-        prefixes = as_texts(arguments.prefix_column, [record[arguments.prefix_column] for record in records])
+    if before is not None:
+        prefixes = as_texts(str(arguments.prefix_column), before)
         how["prefixes"] = [prefix for prefix, own in zip(prefixes, candidates, strict=True) for _ in own]
     if isinstance(model, EnergyModel):
         how |= {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
@@ -76,7 +73,12 @@ def run(argv: list[str]) -> None:
         unknown_tokens=which.unknown_tokens,
         **how,
     )
-    for row, record in enumerate(records):
-        record |= {"best": candidates[row][int(result.best[row])], "order": result.order[row]}
-        record |= {"rerank_scores": result.scores[row], "energies": result.energies[row]}
-    write_records(arguments.output, records)
+    output.write(
+        [
+            {
+                "best": own[int(result.best[row])], "order": result.order[row], "rerank_scores": result.scores[row],
+                "energies": result.energies[row],
+            }
+            for row, own in enumerate(candidates)
+        ]
+    )  # fmt: skip

@@ -5,82 +5,125 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 
-from hf_ebm.cli.common import to_json, write_records
+from hf_ebm.cli.json_lines import to_json
+from hf_ebm.cli.tables import Output, is_stream
+
+# Names of places, which the checksums in a recipe make needless to compare.
+_NOTED_ALONE = ("model", "revision")
+_LONGEST = 40  # characters of a setting that an error shows
 
 
 class RunRecords:
     """Records of a run in a JSON Lines file (or standard output, `-`, which cannot be continued).
 
     Beside the output lies `<output>.run.json`, which says what the run is of. A Parquet output is collected as JSON
-    Lines and converted at the end.
+    Lines and converted at the end, when its records get the fields of the input's.
 
     Args:
-        output: path, or `-`.
-        recipe: what the run is of; an output of another recipe is refused.
+        output: where records go.
         key_fields: the fields, whole numbers, that tell records of a run apart.
+        numbers: for each value of the first of these fields, the input's record that it belongs to; by default the
+            record of that number.
+
+    Raises:
+        ValueError: for a pipe or a device, which cannot be continued.
     """
 
-    def __init__(self, output: str, recipe: dict, key_fields: tuple[str, ...]):
-        self.recipe, self.key_fields = json.loads(to_json(recipe)), key_fields
-        self.printed: list[dict] | None = [] if output == "-" else None
-        self.output = Path(output)
-        self.is_parquet = output.lower().endswith(".parquet")
-        self.lines = self.output.with_name(self.output.name + ".partial.jsonl") if self.is_parquet else self.output
-        self.recipe_file = self.output.with_name(self.output.name + ".run.json")
+    def __init__(self, output: Output, key_fields: tuple[str, ...], numbers: Sequence[int] | None = None):
+        if output.path != "-" and is_stream(output.path):
+            raise ValueError(f"output: {output.path} must be a file, as a run is continued there; or '-'")
+        self.output, self.key_fields, self._numbers = output, key_fields, numbers
+        self.printed: list[dict] | None = [] if output.path == "-" else None
+        self.path = Path(output.path)
+        self.lines = self._beside(".partial.jsonl") if output.is_parquet else self.path
+        self.recipe_file = self._beside(".run.json")
         self._known: set[tuple[int, ...]] = set()
         self._known_up_to = 0
 
-    def open(self) -> None:
+    def open(self, recipe: dict[str, Any]) -> None:
         """Starts the output, or checks that it is this run's and cuts off a record that a kill left half-written.
 
+        Args:
+            recipe: what the run is of: values by name, a dictionary of more under `settings`, checksums under
+                `checksums`.
+
         Raises:
-            ValueError: if the output exists and is not of this run.
+            ValueError: if the output exists and is not of this run; it says what differs.
         """
         if self.printed is not None:
             return
+        recipe = json.loads(to_json(recipe))
         if self.recipe_file.exists():
-            if self._recipe_there() != self.recipe:
-                raise ValueError(
-                    f"output: {self.output} holds a run with another model, data or settings (see "
-                    f"{self.recipe_file.name}); choose another output or remove both files"
-                )
-        elif self.output.exists() or self.lines.exists():
-            raise ValueError(f"output: {self.output} exists and is not a run of this command; nothing is overwritten")
+            self._check_recipe(recipe)
+        elif self.path.exists() or self.lines.exists():
+            raise ValueError(f"output: {self.path} exists and is not a run of this command; nothing is overwritten")
         else:
-            temporary = self.recipe_file.with_name(self.recipe_file.name + ".tmp")
-            temporary.write_text(json.dumps(self.recipe, indent=2, ensure_ascii=False), encoding="utf-8")
+            temporary = self._beside(".run.json.tmp")
+            temporary.write_text(json.dumps(recipe, indent=2, ensure_ascii=False), encoding="utf-8")
             os.replace(temporary, self.recipe_file)
-        if not (self.is_parquet and self.output.exists()):
+        if not self._is_converted():
             with open(self.lines, "a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         self.read()
 
-    def _recipe_there(self) -> dict | None:
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+    def _is_converted(self) -> bool:
+        return self.output.is_parquet and self.path.exists()
+
+    def _check_recipe(self, recipe: dict) -> None:
+        advice = f"choose another output, or remove {self.path} and {self.recipe_file.name}"
         try:
-            return json.loads(self.recipe_file.read_text(encoding="utf-8"))
+            there = json.loads(self.recipe_file.read_text(encoding="utf-8"))
         except ValueError:
-            return None
+            there = None
+        if not isinstance(there, dict) or "checksums" not in there:
+            raise ValueError(
+                f"output: {self.path} may be of another model, as {self.recipe_file.name} has no checksums (earlier "
+                f"versions wrote none), so the run cannot go on; {advice}"
+            )
+        differing = _differences(there, recipe)
+        if differing:
+            raise ValueError(f"output: {self.path} holds a run with other {', '.join(differing)}; {advice}")
 
     def read(self) -> list[dict]:
-        """All records so far."""
+        """All records so far, without what they have of the input's."""
         if self.printed is not None:
             return self.printed
-        if self.is_parquet and self.output.exists():
-            return pyarrow.parquet.read_table(self.output).to_pylist()
+        if self._is_converted():
+            return [self._own(one) for one in pyarrow.parquet.read_table(self.path, partitioning=None).to_pylist()]
         with open(self.lines, encoding="utf-8") as file:
             try:
-                records = [json.loads(line) for line in file]
+                records = [self._read(line) for line in file]
                 for record in records:
                     self.key(record)
                 return records
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"output: {self.lines} holds a line that is no record of this command") from error
+
+    def _read(self, line: str | bytes) -> dict:
+        record = json.loads(line)
+        return record if self.output.is_parquet else self._own(record)
+
+    def _own(self, record: dict) -> dict:
+        return {name: record[own] for name, own in self.output.names.items() if own in record}
+
+    def _number(self, record: dict) -> int:
+        key = record[self.key_fields[0]]
+        return key if self._numbers is None else self._numbers[key]
+
+    def _line(self, record: dict) -> str:
+        return to_json(record) if self.output.is_parquet else self.output.line(self._number(record), record)
 
     def key(self, record: dict) -> tuple[int, ...]:
         """What tells records of a run apart."""
@@ -90,14 +133,15 @@ class RunRecords:
         """Appends records that are not there yet, in one write; processes take turns."""
         if self.printed is not None:
             self.printed.extend(records)
-            print("\n".join(map(to_json, records)), flush=True)
+            sys.stdout.writelines(f"{self._line(record)}\n" for record in records)
+            sys.stdout.flush()
             return
         with open(self.lines, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(self._known_up_to)  # what other processes have appended since this one looked
-            self._known |= {self.key(json.loads(line)) for line in file}
+            self._known |= {self.key(self._read(line)) for line in file}
             new = [record for record in records if self.key(record) not in self._known]
-            file.write("".join(f"{to_json(record)}\n" for record in new).encode())
+            file.write("".join(f"{self._line(record)}\n" for record in new).encode())
             file.flush()
             os.fsync(file.fileno())
             self._known |= set(map(self.key, new))
@@ -105,6 +149,24 @@ class RunRecords:
 
     def finish(self) -> None:
         """Makes the Parquet file of a run that has all its records."""
-        if self.is_parquet and not self.output.exists():
-            write_records(str(self.output), sorted(self.read(), key=self.key))
-            self.lines.unlink()
+        if not self.output.is_parquet:
+            return
+        if not self._is_converted():
+            records = sorted(self.read(), key=self.key)
+            self.output.write(records, [self._number(record) for record in records])
+        self.lines.unlink(missing_ok=True)  # a kill may have left it
+
+
+def _differences(there: dict, here: dict) -> list[str]:
+    """What differs between two recipes, with the values where they are short."""
+    found: list[str] = []
+    for name in dict.fromkeys([*here, *there]):
+        one, other = there.get(name), here.get(name)
+        if name in _NOTED_ALONE or one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += _differences(one, other) if name != "checksums" else [k for k in other if one.get(k) != other[k]]
+        else:
+            shown = f" ({one!r} there, {other!r} here)"
+            found.append(name + (shown if len(shown) < 2 * _LONGEST else ""))
+    return found

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field, make_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
+import pyarrow
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.cli.chain_records import ChainRecords
-from hf_ebm.cli.common import ModelArguments, check_writable, load_model, parse, read_records
+from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
+from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
@@ -30,6 +33,10 @@ from hf_ebm.unknown_tokens import report_unknown
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
+_ADDED = {
+    "prompt": pyarrow.int64(), "chain": pyarrow.int64(), "epoch": pyarrow.int64(), "text": pyarrow.string(),
+    "energy": pyarrow.float64(), "acceptance_rate": pyarrow.float64(), "novel_rate": pyarrow.float64(),
+}  # fmt: skip
 _TYPES = {
     "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,
     "energy_temperature": float, "energy_temperature_decay": float, "min_energy_temperature": float,
@@ -84,7 +91,11 @@ def run(argv: list[str]) -> None:
     # Processes wait for each other's chains, for days if need be.
     patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
     state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
-    prompts = _prompts(arguments, state)
+    given = _given(arguments, state)
+    prompts = None if given is None else as_texts("input", given.column(arguments.text_column))
+    # A prompt's own `text` becomes the sample; under another name it is carried along like other fields.
+    filled = given.without("text") if given is not None and arguments.text_column == "text" else given
+    output = Output(arguments.output, filled, _ADDED)
     if prompts is not None and "lengths" in settings:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
@@ -98,21 +109,31 @@ def run(argv: list[str]) -> None:
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
-    records = ChainRecords(arguments.output, _recipe(arguments, which, config, prompts), config)
-    if state.is_main_process:
-        records.open()
+    records = ChainRecords(output, config)
+    if state.is_main_process and arguments.output != "-":
+        records.open(
+            {
+                "command": "sample", "model": which.model, "revision": which.revision, "dtype": which.dtype,
+                "energy": model.config.energy, "settings": config.settings(),
+                "further_inputs": which.inputs_by_name(), "inputs": None if given is None else given.digest(),
+                "checksums": model_fingerprints(model, tokenizer),
+            }
+        )  # fmt: skip
     state.wait_for_everyone()
     missing = records.missing(keys)
+    summary = sys.stderr if arguments.output == "-" else sys.stdout
+    if state.is_main_process and not missing:
+        print(f"{arguments.output}: already complete; nothing was sampled", file=summary)
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
     own = missing[state.process_index :: state.num_processes]
     for first in range(0, len(own), arguments.chains_at_once):
         batch = own[first : first + arguments.chains_at_once]
         out = _run_batch(model, inputs, config, batch, records, which.token_budget)
-        records.append(_as_records(out, tokenizer))
+        records.append_batch(batch, _as_records(out, tokenizer))
     state.wait_for_everyone()
     if state.is_main_process:
         records.close(keys)
-        _print_summary(records.read(), config, sys.stderr if arguments.output == "-" else sys.stdout)
+        _print_summary(records.read(), config, summary)
 
 
 def _settings(chain_arguments: object) -> dict[str, Any]:
@@ -123,33 +144,20 @@ def _settings(chain_arguments: object) -> dict[str, Any]:
     return settings
 
 
-def _prompts(arguments: SampleArguments, state: PartialState) -> list[str] | None:
+def _given(arguments: SampleArguments, state: PartialState) -> Records | None:
+    """The prompts: records of the input, or the single one; `None` where there are none."""
     if arguments.input == "-" and state.num_processes > 1:
         raise ValueError("input: several processes cannot share standard input; give a file")
     if arguments.input is not None and arguments.text is not None:
         raise ValueError("input and text were both given; give one of them")
     if arguments.text is not None:
-        return [arguments.text]
+        return LineRecords("text", [{arguments.text_column: arguments.text}])
     if arguments.input is None:
         return None
     records = read_records(arguments.input, arguments.text_column)
-    if not records:
+    if not len(records):
         raise ValueError(f"{arguments.input}: there are no prompts")
-    return as_texts("input", [record[arguments.text_column] for record in records])
-
-
-def _recipe(
-    arguments: SampleArguments, which: ModelArguments, config: ResolvedChainConfig, prompts: list[str] | None
-) -> dict:
-    model: dict[str, object] = {
-        "model": which.model,
-        "energy": which.energy,
-        "revision": which.revision,
-        "dtype": which.dtype,
-    }
-    if which.further_inputs:
-        model["further_inputs"] = which.inputs_by_name()
-    return {**model, "settings": config.settings(), "prompts": prompts}
+    return records
 
 
 def _run_batch(

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_ebm.cli.common import (
-    ModelArguments,
-    check_columns,
-    check_writable,
-    load_model,
-    parse,
-    read_records,
-    write_records,
-)
+import pyarrow
+
+from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.tables import Output, check_writable, read_records
+
+_ADDED = {"energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "pseudo_perplexity": pyarrow.float64()}
+_DETAILS = {
+    "tokens": pyarrow.list_(pyarrow.string()), "token_energies": pyarrow.list_(pyarrow.float64()),
+    "words": pyarrow.list_(pyarrow.string()), "word_energies": pyarrow.list_(pyarrow.float64()),
+}  # fmt: skip
 
 
 @dataclass
@@ -41,15 +42,11 @@ def run(argv: list[str]) -> None:
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.text_column)
     columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
-    added = ["energy", "num_tokens", "pseudo_perplexity"]
-    added += ["tokens", "token_energies", "words", "word_energies"] if arguments.details else []
-    check_columns(arguments.input, records, [arguments.text_column, *filter(None, columns.values())], added)
+    contexts: dict[str, Any] = {name: records.column(column) for name, column in columns.items() if column}
+    output = Output(arguments.output, records, _ADDED | (_DETAILS if arguments.details else {}))
     model, tokenizer = load_model(which)
-    contexts: dict[str, Any] = {
-        name: [record[column] for record in records] for name, column in columns.items() if column
-    }
     result = model.score(
-        [record[arguments.text_column] for record in records],
+        records.column(arguments.text_column),
         tokenizer,
         variant=arguments.variant,
         stride=arguments.stride,
@@ -58,14 +55,14 @@ def run(argv: list[str]) -> None:
         unknown_tokens=which.unknown_tokens,
         **contexts,
     )
-    for row, record in enumerate(records):
-        record["energy"] = float(result.energy[row])
-        record["num_tokens"] = int(result.num_tokens[row])
+    found = []
+    for row in range(len(records)):
+        record: dict[str, Any] = {"energy": float(result.energy[row]), "num_tokens": int(result.num_tokens[row])}
         if result.pseudo_perplexity is not None:
-            defined = record["num_tokens"] > 0
-            record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if defined else None
+            record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if record["num_tokens"] > 0 else None
         if arguments.details:
             record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
             if result.words is not None and result.word_energies is not None:
                 record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
-    write_records(arguments.output, records)
+        found.append(record)
+    output.write(found)

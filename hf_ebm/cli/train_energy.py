@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model, parse, read_records
+from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model, parse
+from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
@@ -38,13 +39,13 @@ def _train(which: EnergyArguments, config: EnergyTrainingConfig) -> dict[str, fl
     if config.do_eval != (which.eval_file is not None):
         raise ValueError("eval_file and --do_eval (or --eval_strategy) go together")
     checkpoint = output_checkpoint(config)
+    files = {"train_file": which.train_file, "eval_file": which.eval_file}
+    texts = {name: _texts(path, which.text_column) for name, path in files.items() if path}
     begin(config)
     model, tokenizer = load_model(_arguments(which.model_name_or_path, which.energy))
     teacher = None if which.teacher is None else load_model(_arguments(which.teacher, None))[0]
     rows = {
-        name: [{"input_ids": ids} for ids in encode_plain(model, tokenizer, name, _texts(path, which.text_column))]
-        for name, path in (("train_file", which.train_file), ("eval_file", which.eval_file))
-        if path
+        name: [{"input_ids": ids} for ids in encode_plain(model, tokenizer, name, own)] for name, own in texts.items()
     }
     trainer = EnergyTrainer(
         model, config, teacher=teacher, train_dataset=rows["train_file"], eval_dataset=rows.get("eval_file"),
@@ -58,7 +59,7 @@ def _arguments(name: str, energy: str | None) -> ModelArguments:
 
 
 def _texts(path: str, column: str) -> list[str]:
-    texts = as_texts(column, [record[column] for record in read_records(path, column)])
+    texts = as_texts(column, read_records(path, column).column(column))
     if not texts:
         raise ValueError(f"{path}: there are no texts")
     return texts

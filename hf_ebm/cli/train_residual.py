@@ -11,9 +11,12 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
-from hf_ebm.cli.common import EMBEDDED, first_line, parse, read_records
+from hf_ebm.cli.common import EMBEDDED, first_line, parse
+from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 
 DESCRIPTION = "the energy of a residual model, by telling real continuations from sampled ones"
@@ -58,6 +61,9 @@ def _train(which: ResidualArguments, config: ResidualNCEConfig) -> dict[str, flo
         raise ValueError(
             f"lm {which.lm!r} or encoder {which.encoder!r} cannot be loaded: {first_line(error)}"
         ) from error
+    for path in (which.train_file, which.eval_file):
+        if path and not config.online:
+            _warn_of_other_noise(path, model)
     trainer = ResidualNCETrainer(
         model, config, train_dataset=rows["train"], eval_dataset=rows.get("eval"), processing_class=model.lm_tokenizer
     )
@@ -68,16 +74,27 @@ def _rows(path: str, config: ResidualNCEConfig) -> list[dict]:
     """Rows with what the objective reads."""
     columns = ["prefix_ids", "continuation_ids", *([] if config.online else ["negatives"])]
     rows = []
-    for number, record in enumerate(read_records(path, columns[0])):
-        for column in columns:
-            if not record.get(column):
+    records = read_records(path, columns[0])
+    for number, values in enumerate(zip(*map(records.column, columns), strict=True)):
+        for column, value in zip(columns, values, strict=True):
+            if not value:
                 raise ValueError(f"{path}: record {number} must have {column}, a list that isn't empty")
-        rows.append({column: record[column] for column in columns})
+        rows.append(dict(zip(columns, values, strict=True)))
     if not rows:
         raise ValueError(f"{path}: there are no rows")
+    return rows
+
+
+def _warn_of_other_noise(path: str, model: ResidualEnergyModel) -> None:
+    """Negatives are to be of the language model that the energy corrects."""
     recipe = Path(f"{path}.run.json")
     made = json.loads(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
     warps = {name: made[name] for name in ("temperature", "top_k", "top_p") if made.get(name) not in (None, 1.0)}
-    if warps and not config.online:
+    if warps:
         logger.warning(f"{path} was sampled with {warps}: its negatives are not of the language model that E corrects")
-    return rows
+    noted = made.get("checksums", {}).get("weights")
+    if noted is not None and made["dtype"] == "float32" and noted != fingerprint(lm_of(model)):
+        logger.warning(
+            f"{path} was sampled from {made['model']!r} with other weights than lm: its negatives are not of the "
+            "language model that E corrects"
+        )

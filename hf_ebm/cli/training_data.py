@@ -10,7 +10,8 @@ import datasets
 from datasets import Dataset, DatasetDict
 from huggingface_hub import HfApi, constants
 
-from hf_ebm.cli.common import first_line, read_records
+from hf_ebm.cli.common import first_line
+from hf_ebm.cli.tables import read_records
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 
 BUILT_IN = {"cmudict-stress": load_stress, "cmudict-g2p": load_g2p}
@@ -155,7 +156,7 @@ def _read_file(path: str, columns: list[str]) -> Dataset:
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path} must end in {', '.join(ENDINGS)}")
-    records = _read_csv(path) if ending == ".csv" else read_records(path, columns[0])
+    records = _read_csv(path) if ending == ".csv" else read_records(path, columns[0]).rows()
     for number, record in enumerate(records):
         for column in columns:
             if not isinstance(record.get(column), str):

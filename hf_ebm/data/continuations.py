@@ -17,10 +17,12 @@ def split_continuations(
     max_new_tokens: int,
     ends: bool = True,
 ) -> list[dict]:
-    """Rows of `text`, `prefix_ids` and `continuation_ids`: the first tokens of each text, and what follows them.
+    """Rows of `number`, `text`, `prefix_ids` and `continuation_ids`: a text's first tokens, and what follows them.
 
     A continuation ends with the end token or is stopped at `max_new_tokens`, like one that is sampled: the sequences
     that a residual model is a distribution over. Texts with nothing but their end behind the prefix are left out.
+
+    `number` counts all texts from 0.
 
     Args:
         end_ids: the language model's end tokens; the first is put behind a text.
@@ -47,6 +49,9 @@ def split_continuations(
         if len(body) >= needed:
             continuation = [*body, end_ids[0]] if ends else body
             rows.append(
-                {"text": text, "prefix_ids": ids[:prefix_tokens], "continuation_ids": continuation[:max_new_tokens]}
-            )
+                {
+                    "number": number, "text": text, "prefix_ids": ids[:prefix_tokens],
+                    "continuation_ids": continuation[:max_new_tokens],
+                }
+            )  # fmt: skip
     return rows

@@ -225,7 +225,7 @@ def test_rerank_with_a_residual_model(folders, tmp_path):
         (["perplexity", "--input", "{tmp}/empty.txt", *SIZES], "none of 0 texts has a continuation"),
         (["perplexity", "--model", "{models}/mlm"], "sees the tokens behind the one it predicts"),
         (["perplexity", "--model", "{models}/torn"], "has no weights for"),
-        (["negatives", "--output", "{tmp}/o.csv"], "output must end in .jsonl or .parquet"),
+        (["negatives", "--output", "{tmp}/o.csv"], "must end in .jsonl, .ndjson, .json or .parquet"),
         (["negatives", "--output", "-"], "output must be a file"),
         (["negatives", "--output", "{tmp}/o.jsonl", "--top_p", "2"], "top_p must be above 0 and up to 1, got 2.0"),
         (
@@ -273,4 +273,4 @@ def test_a_residual_model_is_trained_and_read_again(folders, tmp_path, capsys):
     arguments[arguments.index("--train_file") + 1] = tmp_path / "bare.jsonl"
     with pytest.raises(SystemExit):
         run("train", "residual-nce", *arguments, "--output_dir", tmp_path / "other")
-    assert "record 0 must have negatives" in capsys.readouterr().err
+    assert "record 0 has no 'negatives'" in capsys.readouterr().err

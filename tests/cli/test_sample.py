@@ -8,7 +8,9 @@ import pytest
 
 from hf_ebm import ChainGenerationConfig, EnergyModel
 from hf_ebm.cli.chain_records import ChainRecords
-from hf_ebm.cli.run_records import RunRecords, to_json
+from hf_ebm.cli.json_lines import to_json
+from hf_ebm.cli.run_records import RunRecords
+from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy
 from tests.cli.conftest import command, killed, read, run
 
@@ -142,7 +144,7 @@ def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, caps
     before = output.read_text()
     with pytest.raises(SystemExit):
         run(*arguments, "--seed", "2")
-    assert output.read_text() == before and "another model, data or settings" in capsys.readouterr().err
+    assert output.read_text() == before and "holds a run with other seed (1 there, 2 here)" in capsys.readouterr().err
 
 
 def test_standard_output_is_json_lines(model_folder, capfd):
@@ -165,8 +167,10 @@ def test_a_foreign_line_in_the_output_is_an_error(model_folder, tmp_path, capsys
 
 def test_missing_chains_are_not_passed_over(tmp_path):
     config = ChainGenerationConfig().resolved(ChainGenerationConfig(), {"num_epochs": 1})
-    records = ChainRecords(str(tmp_path / "out.jsonl"), {}, config)
-    records.open()
+    records = ChainRecords(
+        Output(str(tmp_path / "out.jsonl"), None, dict.fromkeys(("prompt", "chain", "epoch"))), config
+    )
+    records.open({"checksums": {}})
     records.append([{"prompt": 0, "chain": 0, "epoch": 0}])
     with pytest.raises(RuntimeError, match="have not been sampled"):
         records.close([(0, 0), (0, 1)])

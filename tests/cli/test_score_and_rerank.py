@@ -83,10 +83,10 @@ def test_rerank(model_folder, tmp_path):
         (["sample"], "neither input_ids nor lengths"),
         (["dance"], "there is no command 'dance'"),
         (["score", "--input", "in.csv"], "must end in .jsonl"),
+        (["score", "--input", "IN", "--output", "out.csv"], "output: out.csv must end in .jsonl"),
         (["score", "--input", "IN", "--output", "."], "is a folder"),
         (["score", "--input", "IN", "--device", "meta"], "device 'meta' cannot be used"),
         (["score", "--input", "IN", "--energy", "free"], "energy must be one of"),
-        (["score", "--input", "ENERGY", "--text_column", "energy"], "would be written over"),
         (["rerank", "--input", "LETTERS"], "must be a list of texts"),
         (["sample", "--text", "the [MASK]", "--lengths", "3"], "lengths was given together with prompts"),
         (["sample", "--input", "EMPTY"], "there are no prompts"),
@@ -95,10 +95,9 @@ def test_rerank(model_folder, tmp_path):
 def test_mistakes_are_one_line_and_exit_code_two(arguments, message, model_folder, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text('{"text": "the cat"}\n')
     (tmp_path / "broken.jsonl").write_text('{"text": "the cat"}\n{"text": \n')
-    (tmp_path / "energy.jsonl").write_text('{"energy": "the cat"}\n')
     (tmp_path / "letters.jsonl").write_text('{"candidates": "abc"}\n')
     (tmp_path / "empty.jsonl").write_text("")
-    names = ("IN", "BROKEN", "ENERGY", "LETTERS", "EMPTY")
+    names = ("IN", "BROKEN", "LETTERS", "EMPTY")
     places = {name: tmp_path / f"{name.lower()}.jsonl" for name in names}
     arguments = [places.get(argument, argument) for argument in arguments]
     if arguments[0] != "dance" and "--model" not in arguments:

@@ -1,0 +1,288 @@
+"""Tables of the commands: JSON Lines, Parquet and text in, JSON Lines or Parquet out; all fields of all records stay.
+
+A field of the input keeps its name and its values. Where it has the name of one that a command adds, the command's is
+called `hf_ebm_<name>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from hf_ebm.cli.json_lines import from_lines, to_json
+
+LINES = (".jsonl", ".ndjson", ".json")
+# What pyarrow raises for values that no column can hold, and for those of a column that Python has no value for.
+_UNFIT = (pyarrow.ArrowException, ArithmeticError, ValueError, TypeError)
+
+
+class Records(ABC):
+    """The records of an input.
+
+    Attributes:
+        path: where they are from, for errors.
+        fields: the names of all fields.
+    """
+
+    path: str
+    fields: list[str]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def column(self, name: str) -> list[Any]:
+        """Every record's value of a field. Raises `ValueError` for a record that hasn't got it."""
+
+    @abstractmethod
+    def first(self, count: int | None) -> Records:
+        """The first so many records, or all."""
+
+    @abstractmethod
+    def without(self, name: str) -> Records:
+        """The records without a field."""
+
+    @abstractmethod
+    def rows(self) -> list[dict]:
+        """The records as dictionaries. Raises `ValueError` for a field whose values cannot be read."""
+
+    @abstractmethod
+    def table(self) -> pyarrow.Table:
+        """The records as a table. Raises `ValueError` for a field that cannot be a column of Parquet."""
+
+    def digest(self) -> str:
+        """SHA-256 of what the records hold."""
+        return hashlib.sha256("\n".join(map(to_json, self.rows())).encode()).hexdigest()
+
+
+class LineRecords(Records):
+    """Records that were lines; a field may lack in some of them."""
+
+    def __init__(self, path: str, content: list[dict]):
+        self.path, self._content = path, content
+        self.fields = list(dict.fromkeys(name for record in content for name in record))
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def column(self, name: str) -> list[Any]:
+        for number, record in enumerate(self._content):
+            if name not in record:
+                raise ValueError(f"{self.path}: record {number} has no {name!r}; it has {', '.join(record)}")
+        return [record[name] for record in self._content]
+
+    def first(self, count: int | None) -> LineRecords:
+        return LineRecords(self.path, self._content[:count])
+
+    def without(self, name: str) -> LineRecords:
+        return LineRecords(self.path, [{key: one[key] for key in one if key != name} for one in self._content])
+
+    def rows(self) -> list[dict]:
+        return self._content
+
+    def table(self) -> pyarrow.Table:
+        return pyarrow.table({name: self._array(name) for name in self.fields})
+
+    def _array(self, name: str) -> pyarrow.Array:
+        values = [record.get(name) for record in self._content]
+        try:
+            column = pyarrow.array(values)
+            if pyarrow.types.is_floating(column.type) and any(isinstance(value, bool) for value in values):
+                raise ValueError("it holds numbers and truth values")
+            pyarrow.parquet.write_table(pyarrow.table({name: column[:0]}), pyarrow.BufferOutputStream())
+        except _UNFIT as error:
+            raise ValueError(
+                f"{self.path}: the field {name!r} cannot be a column of Parquet: {error}; write .jsonl, which keeps it"
+            ) from error
+        return column
+
+
+class ParquetRecords(Records):
+    """Records of a table, whose columns keep their types."""
+
+    def __init__(self, path: str, content: pyarrow.Table):
+        self.path, self._content, self.fields = path, content, content.column_names
+        twice = [name for name in self.fields if self.fields.count(name) > 1]
+        if twice:
+            raise ValueError(f"{path}: it has several columns {twice[0]!r}; rename them")
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def column(self, name: str) -> list[Any]:
+        if name not in self.fields:
+            raise ValueError(f"{self.path}: record 0 has no {name!r}; it has {', '.join(self.fields)}")
+        values, nanoseconds = self._content.column(name), pyarrow.time64("ns")
+        try:
+            if values.type == nanoseconds:  # Python's times would be cut to microseconds
+                values = values.cast(pyarrow.string())
+            elif _holds(values.type, nanoseconds):
+                raise ValueError(f"{values.type} holds times of nanoseconds, which Python has none for")
+            return values.to_pylist()
+        except _UNFIT as error:
+            raise ValueError(f"{self.path}: the values of the field {name!r} cannot be read: {error}") from error
+
+    def first(self, count: int | None) -> ParquetRecords:
+        return ParquetRecords(self.path, self._content.slice(0, count))
+
+    def without(self, name: str) -> ParquetRecords:
+        return ParquetRecords(self.path, self._content.drop_columns([name])) if name in self.fields else self
+
+    def rows(self) -> list[dict]:
+        columns = [self.column(name) for name in self.fields]
+        return [{name: own[row] for name, own in zip(self.fields, columns, strict=True)} for row in range(len(self))]
+
+    def table(self) -> pyarrow.Table:
+        return self._content
+
+
+class Output:
+    """Where records go: those of an input with fields added. What cannot be written is refused as this is made.
+
+    Args:
+        path: as `check_writable` has it.
+        carried: the input's records; `None` where there is no input.
+        added: the fields that the command adds, with their types.
+
+    Attributes:
+        names: what the added fields are called.
+        is_parquet: whether it is a Parquet file.
+
+    Raises:
+        ValueError: for a field that the format cannot hold, and an added field whose name and other name are taken.
+    """
+
+    def __init__(self, path: str, carried: Records | None, added: dict[str, pyarrow.DataType]):
+        self.path, self._types = path, added
+        self.is_parquet = path != "-" and Path(path).suffix.lower() == ".parquet"
+        taken = [] if carried is None else carried.fields
+        self.names = {name: f"hf_ebm_{name}" if name in taken else name for name in added}
+        for name, own in self.names.items():
+            if own in taken:
+                raise ValueError(f"input: there are fields {name!r} and {own!r} already; rename one of them")
+        self._table = carried.table() if carried is not None and self.is_parquet else None
+        self._rows = carried.rows() if carried is not None and not self.is_parquet else None
+        for row in self._rows or []:
+            to_json(row)
+
+    def line(self, number: int, record: dict) -> str:
+        """A line of JSON: the fields of the input's record of this number, then those that are added."""
+        own = {self.names[name]: value for name, value in record.items()}
+        return to_json({**self._rows[number], **own} if self._rows is not None else own)
+
+    def write(self, records: list[dict], numbers: Sequence[int] | None = None) -> None:
+        """Writes all records; a file is replaced atomically.
+
+        Args:
+            records: the added fields.
+            numbers: of the input's records that they go with; by default all of them, in order.
+        """
+        numbers = range(len(records)) if numbers is None else numbers
+        lines = (f"{self.line(number, record)}\n" for number, record in zip(numbers, records, strict=True))
+        target = Path(self.path).resolve()  # through links, so that a link stays one
+        if self.path == "-":
+            sys.stdout.writelines(lines)
+            return
+        if is_stream(self.path):  # it cannot be replaced
+            with open(target, "w", encoding="utf-8") as file:
+                file.writelines(lines)
+            return
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            if self.is_parquet:
+                pyarrow.parquet.write_table(self._with_added(records, numbers), temporary)
+            else:
+                with open(temporary, "w", encoding="utf-8") as file:
+                    file.writelines(lines)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _with_added(self, records: list[dict], numbers: Sequence[int]) -> pyarrow.Table:
+        table = pyarrow.table({}) if self._table is None else self._table
+        columns, schema = table.columns, table.schema
+        if len(numbers) != len(table) or any(at != row for row, at in enumerate(numbers)):
+            columns = [_taken(column, numbers) for column in columns]
+        for name, own in self.names.items():
+            if not records or any(name in record for record in records):
+                columns.append(pyarrow.array([record.get(name) for record in records], self._types[name]))
+                schema = schema.append(pyarrow.field(own, self._types[name]))
+        return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _taken(column: pyarrow.ChunkedArray, numbers: Sequence[int]) -> pyarrow.ChunkedArray | pyarrow.Array:
+    try:
+        return column.take(pyarrow.array(numbers, pyarrow.int64()))
+    except pyarrow.ArrowNotImplementedError:  # views of texts, in some versions
+        values = column.to_pylist()
+        return pyarrow.array([values[number] for number in numbers], column.type)
+
+
+def _holds(kind: pyarrow.DataType, inner: pyarrow.DataType) -> bool:
+    return kind == inner or any(_holds(kind.field(number).type, inner) for number in range(kind.num_fields))
+
+
+def read_records(path: str, column: str) -> Records:
+    """Records from JSON Lines (`.jsonl`, `.ndjson`, `.json`, `-` for standard input), Parquet (`.parquet`) or text
+    (`.txt`, one `column` a line).
+
+    Raises:
+        ValueError: for another ending, for what isn't JSON (with its line), for a record without `column`.
+    """
+    check_readable(path)
+    ending = Path(path).suffix.lower()
+    records: Records
+    if ending == ".parquet" and path != "-":
+        try:
+            # With partitioning a folder's name could become a column.
+            records = ParquetRecords(path, pyarrow.parquet.read_table(path, partitioning=None))
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{path}: not Parquet: {error}") from error
+    elif path == "-":
+        records = LineRecords(path, from_lines(path, sys.stdin))
+    else:
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            content = _texts(path, file, column) if ending == ".txt" else from_lines(path, file)
+        records = LineRecords(path, content)
+    records.column(column)
+    return records
+
+
+def _texts(path: str, lines: Iterable[str], column: str) -> list[dict]:
+    try:
+        return [{column: line.rstrip("\r\n")} for line in lines]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}") from error
+
+
+def check_readable(path: str) -> None:
+    """Raises `ValueError` for an input of an ending that isn't read here."""
+    if path != "-" and Path(path).suffix.lower() not in (*LINES, ".parquet", ".txt"):
+        raise ValueError(f"input: {path} must end in {', '.join(LINES)}, .parquet or .txt, or be '-'")
+
+
+def check_writable(path: str) -> None:
+    """Raises `ValueError` unless a file of a known ending can be made at `path`, or it is `-`, a pipe or a device."""
+    target = Path(path).resolve()
+    if path == "-" or is_stream(path):
+        return
+    if target.is_dir():
+        raise ValueError(f"output: {path} is a folder")
+    if Path(path).suffix.lower() not in (*LINES, ".parquet"):
+        raise ValueError(f"output: {path} must end in {', '.join(LINES)} or .parquet, or be '-'")
+    if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
+        raise ValueError(f"output: {path} cannot be written; its folder does not exist or is not writable")
+
+
+def is_stream(path: str) -> bool:
+    """Whether there is something at `path` that is neither a file nor a folder: a pipe, a device."""
+    target = Path(path)
+    return target.exists() and not (target.is_file() or target.is_dir())
