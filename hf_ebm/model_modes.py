@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from logging import Filter, LogRecord, getLogger
 from operator import is_
 from threading import Lock, RLock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -28,47 +29,76 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
-    """For a pass of a model: afterwards its modules have the attributes, buffers and submodules that they had.
+    """For a pass of a model: afterwards its modules have the attributes, submodules and tensors that they had.
 
     Some models change themselves in `forward`: BigBird turns its block-sparse attention into full attention for good
     at the first short row, tables of dynamic rotary positions depend on the longest row so far. A value would then
-    depend on what ran before. What is written into a tensor in place, as weights are, is left alone; of a model in
-    training all is, unless submodules were replaced: what modules count or remember while they are trained is their own
-    business. Threads take turns, as one could else put back what another is changing.
+    depend on what ran before. What is written into a tensor in place is left alone, and where that is a weight all is,
+    as what stands beside it may say so. Of a model in training only replaced submodules are put back, with all there
+    is, and modules whose weights or unsaved buffers were replaced: what modules count or remember while they are
+    trained is their own business. Threads take turns, as one could else put back what another is changing.
     """
     with _lock_of(model):
-        before = [_ModuleState.of(module) for module in model.modules()]
+        before = _ModelState(model)
         try:
             yield
         finally:
-            if not model.training or any(_differ(*state.submodules) for state in before):
-                for state in before:
-                    state.put_back()
+            before.put_back(in_training=model.training)
 
 
-class _ModuleState(NamedTuple):
-    """A module's attributes, submodules and buffers, each with a copy."""
+class _ModelState:
+    """What the modules of a model are made of: attributes, submodules, weights and buffers, and copies of each.
 
-    module: nn.Module
-    attributes: tuple[dict, dict]
-    submodules: tuple[dict, dict]
-    buffers: tuple[dict, dict]
+    PyTorch's own layers, the most of them, are taken at their word.
+    """
 
-    @classmethod
-    def of(cls, module: nn.Module) -> _ModuleState:
-        own = vars(module)
-        return cls(module, *((part, part.copy()) for part in (own, own["_modules"], own["_buffers"])))
+    def __init__(self, model: nn.Module):
+        everything = list(model.modules())
+        self.weights = [vars(module)["_parameters"] for module in everything]
+        self.modules = [module for module in everything if not _is_plain(type(module))]
+        self.parts = [part for own in map(vars, self.modules) for part in (own, *map(own.__getitem__, _TENSORS))]
+        self.copies = [part.copy() for part in self.parts]
+        self.identities, self.written = self._identities(), self._written()
 
-    def put_back(self) -> None:
-        """All but the mode, which is no pass's doing."""
-        mode = self.module.training
-        for now, before in self[1:]:
-            if _differ(now, before):
-                _warns_once(type(self.module).__module__)
-                for name in now.keys() - before.keys():
-                    del now[name]
-                now.update(before)
-        self.module.training = mode
+    def _identities(self) -> list[int]:
+        return [*map(id, chain.from_iterable(part.values() for part in self.parts))]
+
+    def _written(self) -> list[int]:
+        """How often each weight was written to."""
+        weights = chain.from_iterable(part.values() for part in self.weights)
+        return [0 if weight is None or weight.is_inference() else weight._version for weight in weights]
+
+    def put_back(self, in_training: bool) -> None:
+        if self._identities() == self.identities or self._written() != self.written:
+            return
+        size = len(_TENSORS) + 1
+        own = [(self.parts[at : at + size], self.copies[at : at + size]) for at in range(0, len(self.parts), size)]
+        everything = not in_training or any(_differ(now[1], before[1]) for now, before in own)
+        for module, (now, before) in zip(self.modules, own, strict=True):
+            unsaved = module._non_persistent_buffers_set
+            tables = any(now[3].get(name, now) is not before[3].get(name) for name in unsaved)
+            if everything or tables or _differ(now[2], before[2]):
+                _put_back(module, now, before)
+
+
+_TENSORS = "_modules", "_parameters", "_buffers"
+
+
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Whether a class is a layer of PyTorch, and no container."""
+    return kind.__module__.startswith("torch.nn.") and kind.__module__ != nn.Sequential.__module__
+
+
+def _put_back(module: nn.Module, now: list[dict], before: list[dict]) -> None:
+    """All of a module but its mode, which is no pass's doing."""
+    mode = module.training
+    for part, copy in zip(now, before, strict=True):
+        if _differ(part, copy):
+            _warns_once(type(module).__module__)
+            for name in part.keys() - copy.keys():
+                del part[name]
+            part.update(copy)
+    module.training = mode
 
 
 def _differ(now: dict, before: dict) -> bool:

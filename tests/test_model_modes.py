@@ -62,6 +62,58 @@ def test_weights_written_in_place_and_errors_go_through():
     assert model.passes == 0 and bool((model.inner[0].weight == 7).all())
 
 
+class Rescaled(nn.Module):
+    """As RWKV: halves its weights at the first pass, and remembers that."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.halved = nn.Linear(2, 2), False
+
+    def forward(self):
+        if not self.halved:
+            with torch.no_grad():
+                self.inner.weight.div_(2)
+        self.halved = True
+        return float(self.inner.weight.detach().sum())
+
+
+def test_what_says_that_weights_were_rewritten_stays_with_them():
+    model, found = Rescaled().eval(), []
+    for _ in range(3):
+        with state_kept(model):
+            found.append(model())
+    assert found[0] == found[1] == found[2] and model.halved
+
+
+class Growing(nn.Module):
+    """Replaces its table of positions, which isn't saved, and its weight, as rows get longer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2), persistent=False)
+        self.weight, self.longest, self.seen = nn.Parameter(torch.ones(2)), 2, 0
+
+    def forward(self, length):
+        self.seen += 1
+        if length > self.longest:
+            self.longest, self.table = length, torch.ones(length)
+            self.weight = nn.Parameter(torch.ones(length))
+
+
+def test_tables_of_a_model_in_training_are_put_back():
+    model = nn.Sequential(Growing(), Restless()).train()
+    growing, weight, table = model[0], model[0].weight, model[0].table
+    with state_kept(model):
+        growing(1)
+        model[1]()
+    assert growing.seen == 1 and model[1].passes == 1
+    with state_kept(model):
+        growing(5)
+        model[1]()
+    assert growing.weight is weight and growing.table is table and (growing.longest, growing.seen) == (2, 1)
+    assert model[1].passes == 2  # what others count is left alone
+
+
 def test_threads_take_turns():
     model, inside, overlaps = Restless().eval(), [], []
 

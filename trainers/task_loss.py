@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Pre
 from transformers.trainer_utils import align_special_tokens
 
 from hf_ebm.models.energy.context import refuse_needed_inputs
-from hf_ebm.models.probes import check_not_block_sparse
+from hf_ebm.models.probes import check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
@@ -124,6 +124,7 @@ class TaskLossTrainer(SearchAwareTrainer):
             )
         if not model.config.is_encoder_decoder:
             check_not_block_sparse("model", model)
+            check_weights_stay("model", model)
             refuse_needed_inputs("model", model)
 
     def _special_ids(self) -> tuple[list[int], int]:

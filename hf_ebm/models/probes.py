@@ -77,6 +77,16 @@ def check_not_block_sparse(name: str, model: PreTrainedModel) -> None:
         )
 
 
+def check_weights_stay(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError` for weights that are divided in evaluation: saved then, they are divided again once loaded."""
+    every, config = getattr(model.config, "rescale_every", 0), model.config
+    if every and every < getattr(config, "num_hidden_layers", 0):
+        raise ValueError(
+            f"{name}: {type(model).__name__} rewrites its weights in evaluation (rescale_every={every}); load it with "
+            "rescale_every=0"
+        )
+
+
 def share_parameters(first: nn.Module, second: nn.Module) -> bool:
     """Whether two models have a parameter in common."""
     own = {id(parameter) for parameter in first.parameters()}

@@ -114,14 +114,15 @@ class StepwiseDecoder:
     def step(self, embeddings: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
         """Decodes one more step: embeddings (N, d) -> logits (N, V) and the new state."""
         hidden, attention_mask = state.shared[:2]
-        outputs = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
-            attention_mask=attention_mask,
-            decoder_inputs_embeds=embeddings[:, None],
-            cache=cache_from_state(state),
-            use_cache=True,
-            return_dict=True,
-        )
+        with state_kept(self.model):
+            outputs = self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+                attention_mask=attention_mask,
+                decoder_inputs_embeds=embeddings[:, None],
+                cache=cache_from_state(state),
+                use_cache=True,
+                return_dict=True,
+            )
         return self._taken(outputs, hidden, attention_mask, state.length + 1)
 
     def _taken(

@@ -108,6 +108,19 @@ def test_no_logits_depend_on_what_ran_before(family):
     assert state_of(model) == before
 
 
+def test_steps_leave_tables_of_dynamic_positions_alone():
+    part = dict(
+        vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=1, layer_types=["full_attention"], max_position_embeddings=6,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    )  # fmt: skip
+    ids = dict(vocab_size=V, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    model = tf.T5GemmaForConditionalGeneration(tf.T5GemmaConfig(encoder=dict(part), decoder=dict(part), **ids)).eval()
+    batch, before = seq2seq_batch("t5gemma"), state_of(model)
+    stepwise_logits(StepwiseDecoder(model), batch)
+    assert state_of(model) == before
+
+
 def test_calibration_leaves_the_mode_of_every_part():
     model = tiny_seq2seq("bart").train()
     model.get_encoder().eval()

@@ -32,7 +32,13 @@ from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
 from hf_ebm.models.position_limits import limit_of
-from hf_ebm.models.probes import check_not_block_sparse, hidden_size_if_padding_is_ignored, is_causal, share_parameters
+from hf_ebm.models.probes import (
+    check_not_block_sparse,
+    check_weights_stay,
+    hidden_size_if_padding_is_ignored,
+    is_causal,
+    share_parameters,
+)
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
@@ -421,6 +427,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
             f"{type(lm).__name__}"
         )
     check_not_block_sparse("lm", lm)
+    check_weights_stay("lm", lm)
     refuse_needed_inputs("lm", lm)
     if not is_causal(lm):
         raise ValueError(f"lm must be causal; {type(lm).__name__} sees the tokens behind the one it predicts")
@@ -430,6 +437,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
     if type(encoder) not in (made if isinstance(made, tuple) else (made,)) or encoder.config.is_encoder_decoder:
         raise ValueError(f"encoder must be what AutoModel makes of an encoder, without a head or a decoder; got {name}")
     check_not_block_sparse("encoder", encoder)
+    check_weights_stay("encoder", encoder)
     refuse_needed_inputs("encoder", encoder)
     if "attention_mask" not in inspect.signature(encoder.forward).parameters:
         raise ValueError(f"encoder: {name} takes no attention mask, so its energies would depend on padding")
