@@ -78,7 +78,7 @@ def check_not_block_sparse(name: str, model: PreTrainedModel) -> None:
 
 
 def check_weights_stay(name: str, model: PreTrainedModel) -> None:
-    """Raises `ValueError` for weights that are divided in evaluation: saved then, they are divided again once loaded."""
+    """Raises `ValueError` for weights that are divided in evaluation: saved then, they are so twice when loaded."""
     every, config = getattr(model.config, "rescale_every", 0), model.config
     if every and every < getattr(config, "num_hidden_layers", 0):
         raise ValueError(

@@ -85,6 +85,59 @@ def test_entities_of_whole_rows():
         model(ids, torch.tensor([[0, 1] + [1] * 7, [1] * 9]).long(), **entities)
 
 
+@pytest.mark.parametrize(
+    "family,inputs,message",
+    [
+        ("luke", {"entity_ids": [[1], [2], [3]]}, "got some without entity_position_ids"),
+        ("luke", {"entity_ids": 3}, r"of shape \(3, …\), got shape \(\)"),
+        ("luke", {"entity_ids": [[1, 1]] * 3, "entity_position_ids": [[[1]]] * 3}, "different numbers of entities"),
+        (
+            "luke",
+            {"entity_ids": [[1]] * 3, "entity_position_ids": [[[999]]] * 3},
+            "entity_position_ids must hold numbers",
+        ),
+        ("tapas", {"token_type_ids": 9999}, r"token_type_ids must hold numbers from 0 to \[2, 255"),
+        ("xlm", {"langs": 0, "token_type_ids": 101}, "token_type_ids must hold numbers from 0 to 100, got 101"),
+        ("layoutlm", {"bbox": torch.tensor([5, 5, 4, 6]).expand(3, 12, 4)}, "left <= right and top <= bottom"),
+        ("xmod", {"lang_ids": [[0], [1], [1]]}, r"of shape \(3\), got shape \(3, 1\)"),
+    ],
+)
+def test_inputs_of_wrong_kinds_are_refused_by_name(family, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        wrap(family)(*ragged_batch(), **inputs)
+
+
+def test_segments_of_zeros_are_given_on_and_what_stands_in_padding_is_nobodys_business():
+    model, (ids, mask) = wrap("xlm"), ragged_batch()
+    zeros = model(ids, mask, langs=1, token_type_ids=0).energy.detach()
+    own = {"langs": torch.ones(1, 12, dtype=torch.long), "token_type_ids": torch.zeros(1, 12, dtype=torch.long)}
+    assert float(zeros[0]) == pytest.approx(stock_energy(model, ids[0], own), abs=1e-4)
+    assert abs(float(model(ids, mask, langs=1).energy[0].detach() - zeros[0])) > 1e-3
+    padded = torch.where(mask.bool(), 1, 999)
+    assert torch.equal(model(ids, mask, langs=padded).energy, model(ids, mask, langs=1).energy)
+    assert torch.isfinite(wrap("modernbert")(ids, mask, token_type_ids=torch.zeros_like(ids)).energy).all()
+
+
+def test_sources_have_a_number_each_also_where_lengths_compete():
+    tokenizer = small_tokenizer("wordpiece")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=len(tokenizer), emb_dim=16, n_layers=1, n_heads=2, n_langs=3, pad_token_id=0)
+    model = EnergyModel(tf.XLMWithLMHeadModel(tf.XLMConfig(**sizes)).eval(), **_roles(tokenizer))
+    lengths = tf.BertForSequenceClassification(
+        tf.BertConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=5
+        )
+    ).eval()
+    settings = dict(num_chains=2, num_epochs=2, seed=3, lengths="energy", length_model=lengths, num_lengths=2)
+    out = model.generate_from_sources(["the cat", "a dog"], tokenizer, langs=[1, 2], **settings)
+    chains = out.chains
+    langs = 1 + chains.prompt_indices
+    again = model(chains.sequences, chains.attention_mask, chains.run.free, langs=langs).energy
+    torch.testing.assert_close(chains.energies[:, -1].float(), again.detach(), atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="langs must be one number, or one for each of the 2 sources"):
+        model.generate_from_sources(["the cat", "a dog"], tokenizer, langs=[1], **settings)
+
+
 def test_one_number_stands_for_all_and_one_a_row_for_its_tokens():
     model, (ids, mask) = wrap("xlm"), ragged_batch()
     whole = torch.tensor([0, 2, 1])

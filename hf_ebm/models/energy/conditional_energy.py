@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
-from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.energy.context import by_row, is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
@@ -107,7 +107,8 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
             length_model: a sequence classifier of sources whose class n stands for n tokens.
             num_lengths: how many lengths compete with `"energy"`.
             unknown_tokens: as for `score`.
-            generation_config, kwargs: as for `generate`, less what says which chains are run. A saved run goes on by
+            generation_config, kwargs: as for `generate`, less what says which chains are run; further inputs of the
+                model are one number for all sources, or one for each. A saved run goes on by
                 `generate(resume_from=…)`, as chains, without the choice among lengths.
 
         Raises:
@@ -133,6 +134,8 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
             raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
         asked = generation_config or ChainGenerationConfig()
         overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in asked.defaults}
+        further = {name: kwargs.pop(name) for name in list(kwargs) if is_model_input(self.mlm, name)}
+        further_inputs = by_row(further, len(rows), "sources")
         config = asked.resolved(self.generation_config, overrides)
         config.lengths = None
         if config.seed is None:
@@ -151,12 +154,16 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
         report_unknown(tokenizer, "sources", rows, unknown_tokens)
         room = _room(self, tokenizer, frames)
         plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
-        inputs = self._conditional_inputs(tokenizer, frames, plan)
+        inputs = self._conditional_inputs(tokenizer, frames, plan, further_inputs)
         chains = self.generate(generation_config=config, **inputs, **kwargs)
         return _chosen(chains, plan, len(rows), tokenizer)
 
     def _conditional_inputs(
-        self, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]], plan: _Plan
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        frames: list[list[int]],
+        plan: _Plan,
+        further_inputs: dict[str, Tensor],
     ) -> dict[str, Any]:
         """Arguments of `generate`: one row for each source and length that is needed."""
         encoder_decoder = self.mlm.config.is_encoder_decoder
@@ -171,6 +178,7 @@ class ConditionalGenerationMixin(EnergyGenerationMixin):
         free, _ = pad_right([torch.tensor(free).long() for _, free in filled], 0)
         row_of = {pair: row for row, pair in enumerate(needed)}
         inputs = {
+            **{name: values[[source for source, _ in needed]] for name, values in further_inputs.items()},
             "input_ids": ids,
             "attention_mask": attention_mask,
             "free_mask": free,

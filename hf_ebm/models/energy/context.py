@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from inspect import Parameter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ebm.checks import as_ids, as_mask, as_whole_numbers
+from hf_ebm.checks import as_ids, as_mask, as_whole_numbers, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.models.position_limits import limit_of
 from hf_ebm.scoring.rows import Context, Sequences, attended_spans
@@ -38,12 +39,15 @@ _UNSUPPORTED = {
 _SIZES = {
     "token_type_ids": "type_vocab_size", "langs": "n_langs", "position_ids": "max_position_embeddings",
     "bbox": "max_2d_position_embeddings", "task_type_ids": "task_type_vocab_size", "entity_ids": "entity_vocab_size",
+    "entity_position_ids": "max_position_embeddings", "entity_token_type_ids": "type_vocab_size",
 }  # fmt: skip
 
 
 def input_names(mlm: PreTrainedModel) -> set[str]:
-    """What a model's forward takes beside tokens and their mask."""
-    return set(inspect.signature(mlm.forward).parameters) - _NO_INPUTS
+    """What a model's forward takes by name beside tokens and their mask."""
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(mlm.forward).parameters.items()
+    return {name for name, parameter in parameters if parameter.kind in named} - _NO_INPUTS
 
 
 def is_model_input(mlm: PreTrainedModel, name: str) -> bool:
@@ -103,10 +107,23 @@ def context_of(
     return Context(by_token, by_sequence, states, lengths)
 
 
+def by_row(further_inputs: Mapping[str, object], rows: int, of: str) -> dict[str, Tensor]:
+    """One number for all, or one for each row, as (N,). Raises `ValueError`, calling rows `of`, for anything else."""
+    found = {}
+    for name, value in further_inputs.items():
+        if value is None:
+            continue
+        numbers = as_whole_numbers(name, value)
+        if tuple(numbers.shape) not in ((), (rows,)):
+            raise ValueError(f"{name} must be one number, or one for each of the {rows} {of}, got {shown(value)}")
+        found[name] = numbers.expand(rows)
+    return found
+
+
 def _checked_inputs(
     model: EnergyBase, sequences: Sequences, given: Mapping[str, object]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Inputs by token and by sequence. Segments that are all 0, as tokenizers return them, are left out."""
+    """Inputs by token and by sequence. Segments that are all 0 are left out where a model has none."""
     found: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
     mlm = model.mlm
     names, name_of_class = input_names(mlm), type(mlm).__name__
@@ -116,50 +133,76 @@ def _checked_inputs(
         if name in _UNSUPPORTED:
             raise ValueError(f"{name}: {name_of_class} cannot be given it, {_UNSUPPORTED[name]}")
         values = as_whole_numbers(name, value)
-        if name == "token_type_ids" and not bool(values.any()):
-            continue
         if name not in names:
+            if name == "token_type_ids" and not bool(values.any()):
+                continue  # tokenizers return them for every model
             takes = ", ".join(sorted(names - set(_UNSUPPORTED))) or "none"
             raise ValueError(f"{name}: {name_of_class} takes no such input; beside tokens and mask it takes {takes}")
         whole = name in _OF_SEQUENCES
         values = _broadcast(name, values, sequences, mlm.config, whole)
-        _check_values(name, values, mlm.config)
-        if name == "entity_position_ids" and bool(sequences.start.any()):
-            raise ValueError("entity_position_ids count from a row's first token: pad on the right")
+        _check_values(name, values if whole else values[_attended(sequences)], mlm.config)
         found[whole][name] = values.to(model.input_device)
+    _check_entities(found[1], sequences)
     for name, reason in needed_inputs(mlm.config).items():
         if name in names and name not in found[0] and name not in found[1]:
             raise ValueError(f"{name}: {name_of_class} needs it: {reason}")
     return found
 
 
+def _attended(sequences: Sequences) -> Tensor:
+    """(B, T) bool, on the CPU: what isn't padding."""
+    columns = torch.arange(sequences.ids.shape[1])
+    return (columns >= sequences.start[:, None]) & (columns < sequences.stop[:, None])
+
+
 def _broadcast(name: str, values: Tensor, sequences: Sequences, config: PreTrainedConfig, whole: bool) -> Tensor:
     """One value for all, or one a sequence, as one for each token."""
     rows, columns = sequences.ids.shape
-    widths = {"bbox": [4], "token_type_ids": [len(getattr(config, "type_vocab_sizes", ()))]}
-    inner = [width for width in widths.get(name, []) if width]
-    if values.dim() == 0:
-        return values.expand(rows) if whole else values.expand(rows, columns, *inner)
-    if whole and len(values) == rows:
-        return values
+    widths = {"bbox": 4, "token_type_ids": len(getattr(config, "type_vocab_sizes", ()))}
+    inner = [widths[name]] if widths.get(name) else []
+    if not whole and values.dim() == 0:
+        return values.expand(rows, columns, *inner)
     if not whole and tuple(values.shape) == (rows,):
-        return values[(...,) + (None,) * (1 + len(inner))].expand(rows, columns, *inner)
+        return values[(..., *[None] * (1 + len(inner)))].expand(rows, columns, *inner)
+    if name == "lang_ids" and values.dim() == 0:
+        return values.expand(rows)
+    dimensions = {"lang_ids": 1, "entity_position_ids": 3}.get(name, 2)
+    if whole and values.dim() == dimensions and len(values) == rows:
+        return values
     if not whole and tuple(values.shape) == (rows, columns, *inner):
         return values
-    shape = f"({rows}, …)" if whole else f"({rows},) or {(rows, columns, *inner)}"
+    of_whole = ", ".join([str(rows), *["…"] * (dimensions - 1)])
+    shape = f"({of_whole})" if whole else f"({rows},) or {(rows, columns, *inner)}"
     raise ValueError(f"{name} must be one number for all, or of shape {shape}, got shape {tuple(values.shape)}")
 
 
 def _check_values(name: str, values: Tensor, config: PreTrainedConfig) -> None:
-    size = getattr(config, _SIZES.get(name, ""), None)
     least = -1 if name == "entity_position_ids" else 0  # -1 is padding there
-    languages = getattr(config, "languages", None)
-    if name == "lang_ids" and languages is not None:
-        size = len(languages)
-    wrong = (values < least) | (values >= (size if isinstance(size, int) and size > 0 else values.max() + 1))
+    sizes = getattr(config, _SIZES.get(name, ""), None)
+    if name == "token_type_ids":  # of TAPAS for each of seven kinds; XLM adds embeddings of tokens
+        sizes = getattr(config, "type_vocab_sizes", config.vocab_size if sizes is None else sizes)
+    if name == "lang_ids":
+        sizes = len(config.languages)
+    most = None if not sizes else torch.tensor(sizes) - 1
+    wrong = (values < least) | (values > (values.max() if most is None else most))
     if bool(wrong.any()):
-        allowed = f"from {least} to {size - 1}" if isinstance(size, int) else f"from {least} up"
+        allowed = f"from {least} up" if most is None else f"from {least} to {most.tolist()}"
         raise ValueError(f"{name} must hold numbers {allowed}, got {int(values[wrong][0])}")
+    if name == "bbox" and bool((values[..., :2] > values[..., 2:]).any()):
+        raise ValueError("bbox must hold boxes (left, top, right, bottom), of which left <= right and top <= bottom")
+
+
+def _check_entities(found: dict[str, Tensor], sequences: Sequences) -> None:
+    """Raises `ValueError` unless entities are given with their places, as many of each."""
+    own = {name: value for name, value in found.items() if name.startswith("entity_")}
+    if not own:
+        return
+    missing = [name for name in ("entity_ids", "entity_position_ids") if name not in own]
+    if missing or len({value.shape[1] for value in own.values()}) > 1:
+        what = f"without {missing[0]}" if missing else "of different numbers of entities"
+        raise ValueError(f"entity_ids must be given with entity_position_ids, as many of each, got some {what}")
+    if bool(sequences.start.any()):
+        raise ValueError("entity_position_ids count from a row's first token: pad on the right")
 
 
 def _encoder_states(

@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_ids, as_numbers_of, as_whole_numbers, check_choice, check_tokenizer, shown
+from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.model_outputs import model_output
+from hf_ebm.models.energy.context import by_row
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.inputs import check_energy_inputs
@@ -123,7 +124,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
         encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
         for name, own in {"texts": rows, **contexts}.items():
             report_unknown(tokenizer, name, own, unknown_tokens)
-        own_inputs = _by_text(further_inputs or {}, len(rows))
+        own_inputs = by_row(further_inputs or {}, len(rows), "texts")
         terms = self._term_lists(encoded, encoder_ids, own_inputs, variant, stride, token_budget)
         return self._score_output(encoded, terms, tokenizer, variant)
 
@@ -237,19 +238,6 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
             variant=variant,
         )
-
-
-def _by_text(further_inputs: Mapping[str, Any], rows: int) -> dict[str, Tensor]:
-    """One number for all texts, or one for each, as (N,)."""
-    found = {}
-    for name, value in further_inputs.items():
-        if value is None:
-            continue
-        numbers = as_whole_numbers(name, value)
-        if tuple(numbers.shape) not in ((), (rows,)):
-            raise ValueError(f"{name} must be one number, or one for each of the {rows} texts, got {shown(value)}")
-        found[name] = numbers.expand(rows)
-    return found
 
 
 def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
