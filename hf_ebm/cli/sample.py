@@ -18,6 +18,7 @@ import pyarrow
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hf_ebm.cli.chain_records import ChainRecords
 from hf_ebm.cli.common import ModelArguments, load_model, parse
@@ -37,6 +38,11 @@ _ADDED = {
     "prompt": pyarrow.int64(), "chain": pyarrow.int64(), "epoch": pyarrow.int64(), "text": pyarrow.string(),
     "energy": pyarrow.float64(), "acceptance_rate": pyarrow.float64(), "novel_rate": pyarrow.float64(),
 }  # fmt: skip
+logger = logging.get_logger(__name__)
+
+# Masks of other models, and blanks.
+_MASKS = re.compile(r"<mask>|\[MASK\]|<MASK>|<extra_id_\d+>|<\|mask\|>|_{3,}")
+
 _TYPES = {
     "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,
     "energy_temperature": float, "energy_temperature_decay": float, "min_energy_temperature": float,
@@ -74,6 +80,9 @@ class SampleArguments:
     )
     text: str | None = field(default=None, metadata={"help": "A single prompt."})
     text_column: str = field(default="text", metadata={"help": "Field of the input that holds the text."})
+    rewrite: bool = field(
+        default=False, metadata={"help": "Prompts without a mask are meant to be rewritten as wholes: no warning."}
+    )
     output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
     chains_at_once: int = field(default=64, metadata={"help": "Chains run together; changes speed and memory only."})
 
@@ -105,6 +114,8 @@ def run(argv: list[str]) -> None:
         encoded = encode_plain(model, tokenizer, "prompts", prompts)
         if state.is_main_process or which.unknown_tokens == "error":
             report_unknown(tokenizer, "prompts", prompts, which.unknown_tokens)
+        if state.is_main_process and not arguments.rewrite:
+            _warn_of_whole_prompts(prompts, encoded, tokenizer)
         inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
@@ -142,6 +153,19 @@ def _settings(chain_arguments: object) -> dict[str, Any]:
         if name in settings and len(settings[name]) == 1:
             settings[name] = settings[name][0]
     return settings
+
+
+def _warn_of_whole_prompts(prompts: list[str], encoded: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """All of a prompt without a mask is free, which someone who typed another model's mask doesn't expect."""
+    whole = [row for row, ids in enumerate(encoded) if tokenizer.mask_token_id not in ids]
+    if not whole:
+        return
+    others = {row: found.group() for row in whole if (found := _MASKS.search(prompts[row]))}
+    told = [f"row {row}" + (f" (with {others[row]!r})" if row in others else "") for row in whole[:5]]
+    logger.warning(
+        f"prompts: {len(whole)} of {len(prompts)} rows hold no {tokenizer.mask_token}, this model's mask, and are "
+        f"rewritten as wholes: {', '.join(told)}{', …' if len(whole) > 5 else ''}. --rewrite says that this is meant."
+    )
 
 
 def _given(arguments: SampleArguments, state: PartialState) -> Records | None:

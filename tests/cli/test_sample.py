@@ -5,6 +5,7 @@ import sys
 
 import pandas as pd
 import pytest
+from transformers.utils import logging
 
 from hf_ebm import ChainGenerationConfig, EnergyModel
 from hf_ebm.cli.chain_records import ChainRecords
@@ -130,6 +131,36 @@ def test_prompts_from_a_file_and_parquet_output(model_folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.parquet", "out.parquet.run.json"]
     run(*arguments)  # complete: nothing to do
     assert pd.read_parquet(output).equals(frame)
+
+
+def test_prompts_without_the_models_mask_are_told(model_folder, tmp_path, caplog):
+    source = tmp_path / "prompts.txt"
+    source.write_text("the [MASK] sat\nthe <mask> sat\nthe cat sat\n")
+    arguments = (
+        "sample",
+        "--model",
+        model_folder,
+        "--input",
+        source,
+        "--num_epochs",
+        "1",
+        "--unknown_tokens",
+        "ignore",
+    )
+    logging.enable_propagation()
+    run(*arguments, "--output", tmp_path / "told.jsonl")
+    told = list(caplog.messages)
+    run(*arguments, "--output", tmp_path / "meant.jsonl", "--rewrite", "true")
+    logging.disable_propagation()
+    assert (
+        told
+        == caplog.messages
+        == [
+            "prompts: 2 of 3 rows hold no [MASK], this model's mask, and are rewritten as wholes: row 1 (with '<mask>'), "
+            "row 2. --rewrite says that this is meant."
+        ]
+    )
+    assert read(tmp_path / "told.jsonl") == read(tmp_path / "meant.jsonl")
 
 
 def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, capsys):
