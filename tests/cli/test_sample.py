@@ -152,14 +152,9 @@ def test_prompts_without_the_models_mask_are_told(model_folder, tmp_path, caplog
     told = list(caplog.messages)
     run(*arguments, "--output", tmp_path / "meant.jsonl", "--rewrite", "true")
     logging.disable_propagation()
-    assert (
-        told
-        == caplog.messages
-        == [
-            "prompts: 2 of 3 rows hold no [MASK], this model's mask, and are rewritten as wholes: row 1 (with '<mask>'), "
-            "row 2. --rewrite says that this is meant."
-        ]
-    )
+    assert told == caplog.messages  # the second command says nothing
+    assert told[0].startswith("prompts: 2 of 3 rows hold no [MASK], this model's mask, and are rewritten as wholes: ")
+    assert told[0].endswith("row 1 (with '<mask>'), row 2. --rewrite says that this is meant.") and len(told) == 1
     assert read(tmp_path / "told.jsonl") == read(tmp_path / "meant.jsonl")
 
 
