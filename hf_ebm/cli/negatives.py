@@ -1,8 +1,9 @@
 """`hf-ebm negatives`: continuations of prefixes, sampled from a causal language model.
 
 Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` and `negatives`, as
-`hf_ebm.trainers.ResidualNCETrainer` reads them. A killed run goes on when the same command is given again; under
-`accelerate launch` the texts are divided over the processes. Beside the output lies what the records were made with.
+`hf_ebm.trainers.ResidualNCETrainer` reads them, and the text's other fields. A killed run goes on when the same command
+is given again; under `accelerate launch` the texts are divided over the processes. Beside the output lies what the
+records were made with.
 """
 
 from __future__ import annotations

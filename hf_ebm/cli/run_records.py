@@ -82,7 +82,8 @@ class RunRecords:
         return self.output.is_parquet and self.path.exists()
 
     def _check_recipe(self, recipe: dict) -> None:
-        advice = f"choose another output, or remove {self.path} and {self.recipe_file.name}"
+        mine = [self._beside(ending) for ending in ("", ".run.json", ".partial.jsonl", ".state")]
+        advice = f"choose another output, or remove {', '.join(str(path) for path in mine if path.exists())}"
         try:
             there = json.loads(self.recipe_file.read_text(encoding="utf-8"))
         except ValueError:
@@ -101,7 +102,9 @@ class RunRecords:
         if self.printed is not None:
             return self.printed
         if self._is_converted():
-            return [self._own(one) for one in pyarrow.parquet.read_table(self.path, partitioning=None).to_pylist()]
+            names = list(self.output.names.values())
+            table = pyarrow.parquet.read_table(self.path, columns=names, partitioning=None)
+            return [self._own(record) for record in table.to_pylist()]
         with open(self.lines, encoding="utf-8") as file:
             try:
                 records = [self._read(line) for line in file]

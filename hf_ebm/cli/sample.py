@@ -1,7 +1,7 @@
 """`hf-ebm sample`: draw sequences from a masked language model, or fill the masks of texts.
 
-Records are appended as chains finish. The same command, given again after a kill, goes on where it stopped; under
-`accelerate launch` the chains are divided over the processes.
+Records are appended as chains finish, with the other fields of their prompts. The same command, given again after a
+kill, goes on where it stopped; under `accelerate launch` the chains are divided over the processes.
 """
 
 from __future__ import annotations

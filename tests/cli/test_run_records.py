@@ -104,7 +104,7 @@ def test_records_of_earlier_versions_are_refused_with_what_to_do(tmp_path, model
         (tmp_path / "out.jsonl.run.json").write_text(content)
         capsys.readouterr()
         error = refused(capsys, *arguments)
-        assert "no checksums (earlier versions wrote none)" in error and f"remove {output} and out.jsonl.run" in error
+        assert "no checksums (earlier versions wrote none)" in error and f"remove {output}, {output}.run.json" in error
     assert output.read_bytes() == before
 
 
@@ -116,7 +116,8 @@ def test_a_killed_run_does_not_go_on_with_another_model(tmp_path, model, languag
     killed(generation_energy, "run_epoch", 2, lambda *_: None, *map(str, arguments))
     assert list((tmp_path / "out.jsonl.state").iterdir())
     other_weights(model)
-    assert "holds a run with other weights" in refused(capsys, *arguments)
+    error = refused(capsys, *arguments)
+    assert "holds a run with other weights" in error and f"remove {output}, {output}.run.json, {output}.state" in error
     output.unlink()
     (tmp_path / "out.jsonl.run.json").unlink()
     assert "resume_from: the saved run is of a model with other weights" in refused(capsys, *arguments)

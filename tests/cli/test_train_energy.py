@@ -30,7 +30,7 @@ def test_a_model_is_trained_and_read_again(model_folder, tmp_path, capsys):
     [
         (["--objective", "mle"], "sequences, above enumeration_limit"),
         (["--objective", "kl"], "teacher must be given"),
-        (["--objective", "best"], "objective must be one of mle, pll, mlm, kl, kl+pll"),
+        (["--objective", "best"], "objective must be one of 'mle', 'pll', 'mlm', 'kl', 'kl+pll', got 'best'"),
         (["--do_eval"], "eval_file and --do_eval"),
     ],
 )
