@@ -38,19 +38,25 @@ class AnyModelArguments:
 
 
 @dataclass
-class ModelArguments(AnyModelArguments):
-    """Which masked language model, and how it is run."""
+class MaskedModelArguments(AnyModelArguments):
+    """Which masked language model, and where it runs."""
 
     energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint brings along."})
+    max_sequence_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest text in tokens, in place of what the model's configuration and tokenizer say."},
+    )
+
+
+@dataclass
+class ModelArguments(MaskedModelArguments):
+    """Which masked language model, and how it is run."""
+
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
     unknown_tokens: str = field(
         default="warn",
         metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
-    )
-    max_sequence_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest text in tokens, in place of what the model's configuration and tokenizer say."},
     )
     further_inputs: str | None = field(
         default=None, metadata={"help": 'What else the model reads, a number each as JSON: {"langs": 1}.'}
@@ -79,18 +85,18 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
 
 @overload
 def load_model(
-    arguments: ModelArguments, local_rank: int = 0, residual: Literal[False] = False
+    arguments: MaskedModelArguments, local_rank: int = 0, residual: Literal[False] = False
 ) -> tuple[EnergyModel, PreTrainedTokenizerBase]: ...
 
 
 @overload
 def load_model(
-    arguments: ModelArguments, local_rank: int = 0, *, residual: bool
+    arguments: MaskedModelArguments, local_rank: int = 0, *, residual: bool
 ) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]: ...
 
 
 def load_model(
-    arguments: ModelArguments, local_rank: int = 0, residual: bool = False
+    arguments: MaskedModelArguments, local_rank: int = 0, residual: bool = False
 ) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]:
     """`(model, tokenizer)` on its device, in evaluation mode; a residual model as well, if it may be one."""
     dtype, device = usable_device(arguments, local_rank)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import AnyModelArguments, load_model, parse
+from hf_ebm.cli.common import MaskedModelArguments, load_model, parse
 
 
 @dataclass
-class DemoArguments(AnyModelArguments):
+class DemoArguments(MaskedModelArguments):
     """Which masked language model, and where the page is served."""
 
-    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
     host: str = field(default="127.0.0.1", metadata={"help": "Address to listen on; 0.0.0.0 for all networks."})
     port: int = field(default=7860, metadata={"help": "Port to listen on, 1 to 65535."})
 
