@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.model_modes import state_kept
+from hf_ebm.processes import check_joined
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
 logger = logging.get_logger(__name__)
@@ -46,7 +47,8 @@ class LossTermsMixin(PublishingTrainerMixin):
     is an error that names a row. An evaluation set without any other is nan, with a warning.
 
     Raises:
-        ValueError: for arguments that aren't those of the trainer, and a `compute_loss_func`.
+        ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, and where a launcher started
+            processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
@@ -59,6 +61,7 @@ class LossTermsMixin(PublishingTrainerMixin):
     ):
         if not isinstance(args, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
+        check_joined(args.world_size)
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
         if model is not None and not isinstance(model, nn.Module):

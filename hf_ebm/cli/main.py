@@ -13,6 +13,8 @@ COMMANDS = {
     "demo": "a page in the browser that samples, compares kernels and scores texts",
     "train": "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
 }
+# Those that divide their work over processes.
+DIVIDED = ("sample", "negatives", "train")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,9 +30,12 @@ def main(argv: list[str] | None = None) -> None:
 
     from transformers.utils import logging
 
+    from hf_ebm.processes import check_launch
+
     if not sys.stderr.isatty():  # bars are for people
         logging.disable_progress_bar()
     try:
+        check_launch(argv[0], DIVIDED)
         import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
     except (ValueError, OSError, ImportError) as error:  # what is missing to import is an extra of the package
         _fail(" ".join(str(error).split()))

@@ -2,19 +2,16 @@
 
 Writes a record for each text: `row`, `text`, `prefix_ids`, `continuation_ids` and `negatives`, as
 `hf_ebm.trainers.ResidualNCETrainer` reads them, and the text's other fields. A killed run goes on when the same command
-is given again; under `accelerate launch` the texts are divided over the processes. Beside the output lies what the
-records were made with.
+is given again; the processes of `torchrun --nproc_per_node N -m hf_ebm negatives …` divide the texts. Beside the output
+lies what the records were made with.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 
 import pyarrow
 import torch
-from accelerate import PartialState
 
 from hf_ebm.cli.common import AnyModelArguments, parse
 from hf_ebm.cli.continuation_data import (
@@ -33,6 +30,7 @@ from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
+from hf_ebm.processes import joined
 
 _ADDED = {
     "row": pyarrow.int64(), **CONTINUATION_FIELDS, "negatives": pyarrow.list_(pyarrow.list_(pyarrow.int64())),
@@ -59,8 +57,7 @@ def run(argv: list[str]) -> None:
         [NegativesArguments, ContinuationArguments, AnyModelArguments], argv, "negatives", __doc__
     )
     _check(arguments, data)
-    patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
-    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
+    state = joined(which.device)
     if data.input == "-" and state.num_processes > 1:
         raise ValueError("input: several processes cannot share standard input; give a file")
     texts = read_texts(data)

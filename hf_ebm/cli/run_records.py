@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,8 +135,8 @@ class RunRecords:
         """Appends records that are not there yet, in one write; processes take turns."""
         if self.printed is not None:
             self.printed.extend(records)
-            sys.stdout.writelines(f"{self._line(record)}\n" for record in records)
-            sys.stdout.flush()
+            for record in records:  # a write each: other processes' come between lines, never into one
+                print(self._line(record), flush=True)
             return
         with open(self.lines, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

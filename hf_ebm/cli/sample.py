@@ -1,22 +1,21 @@
 """`hf-ebm sample`: draw sequences from a masked language model, or fill the masks of texts.
 
 Records are appended as chains finish, with the other fields of their prompts. The same command, given again after a
-kill, goes on where it stopped; under `accelerate launch` the chains are divided over the processes.
+kill, goes on where it stopped; the processes of `torchrun --nproc_per_node N -m hf_ebm sample …` divide the chains.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import sys
 from dataclasses import dataclass, field, make_dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -26,6 +25,7 @@ from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.models.fingerprints import model_fingerprints
+from hf_ebm.processes import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
@@ -97,9 +97,7 @@ def run(argv: list[str]) -> None:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
     inputs: dict[str, Any] = dict(which.inputs_by_name())
     check_writable(arguments.output)
-    # Processes wait for each other's chains, for days if need be.
-    patience = {"timeout": timedelta(days=30)} if int(os.environ.get("WORLD_SIZE", 1)) > 1 else {}
-    state = PartialState(cpu=which.device == "cpu" or not torch.cuda.is_available(), **patience)
+    state = joined(which.device)
     given = _given(arguments, state)
     prompts = None if given is None else as_texts("input", given.column(arguments.text_column))
     # A prompt's own `text` becomes the sample; under another name it is carried along like other fields.
@@ -142,9 +140,11 @@ def run(argv: list[str]) -> None:
         out = _run_batch(model, inputs, config, batch, records, which.token_budget)
         records.append_batch(batch, _as_records(out, tokenizer))
     state.wait_for_everyone()
+    # What is in a file is everybody's; on standard output each has printed its own.
+    printed = gather_object(records.read()) if arguments.output == "-" else None
     if state.is_main_process:
         records.close(keys)
-        _print_summary(records.read(), config, summary)
+        _print_summary(records.read() if printed is None else printed, config, summary)
 
 
 def _settings(chain_arguments: object) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """`hf-ebm sample`: nothing lost or doubled by a kill, and the same set of records from any number of processes."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 
 import pandas as pd
@@ -13,7 +16,7 @@ from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy
-from tests.cli.conftest import command, killed, read, run
+from tests.cli.conftest import killed, read, run
 
 CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
 
@@ -99,25 +102,43 @@ def test_killed_runs_go_on(owner, name, at, half, chains_left, model_folder, tmp
     assert sum(folder is not None for folder in resumed) == 1  # the batch that was killed, from its state
 
 
-def test_two_processes_make_the_same_set(model_folder, tmp_path, whole):
+# Runs commands one after the other; a file of its own tells of each process that made records.
+COUNTED = """
+import json, os, sys
+from hf_ebm.cli.main import main
+from hf_ebm.cli.run_records import RunRecords
+plain = RunRecords.append
+def append(self, records):
+    open(f"{sys.argv[1]}/{os.getpid()}.process", "w").close()
+    plain(self, records)
+RunRecords.append = append
+for arguments in json.loads(sys.argv[2]):
+    main(arguments)
+"""
+
+
+def test_two_processes_make_the_same_set_and_one_summary(model_folder, tmp_path, whole, capfd):
     output = tmp_path / "out.jsonl"
+    common = ["sample", "--model", model_folder, "--device", "cpu"]
+    to_file = [*common, "--lengths", "4", "6", *CHAINS, "--output", str(output), "--chains_at_once", "2"]
+    printed = [*common, "--lengths", "4", "--num_chains", "5", "--num_epochs", "6"]
+    (tmp_path / "counted.py").write_text(COUNTED)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    arguments = [
-        "sample",
-        "--model",
-        model_folder,
-        "--lengths",
-        "4",
-        "6",
-        *CHAINS,
-        "--output",
-        output,
-        "--device",
-        "cpu",
-    ]
-    done = command(*arguments, "--chains_at_once", "2", launcher=launcher, timeout=300)
+    done = subprocess.run(
+        [*launcher, str(tmp_path / "counted.py"), str(tmp_path), json.dumps([to_file, printed])],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*.process"))) == 2
     assert same_records(read(output), whole)
+    assert "6 chains of 2 samples" in done.stdout
+    run(*printed)
+    alone = capfd.readouterr()
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert same_records(lines, [json.loads(line) for line in alone.out.splitlines()])
+    summary = r"5 chains of 6 samples;.* mean energy ([\d.]+); split R-hat ([\d.]+)"
+    both, own = ([float(number) for number in re.search(summary, err).groups()] for err in (done.stderr, alone.err))
+    assert both == pytest.approx(own, abs=0.02)
 
 
 def test_prompts_from_a_file_and_parquet_output(model_folder, tmp_path):

@@ -151,9 +151,11 @@ def test_two_processes_train_one_model(folder, tmp_path, capsys):
     arguments += ["--per_device_eval_batch_size", "2"]  # 7 rows: one process gets a row again
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     own = [*arguments, "--output_dir", tmp_path / "two", "--per_device_train_batch_size", "3"]
+    own.remove("--use_cpu")  # which the command gives itself
     done = subprocess.run(
         [*launcher, str(tmp_path / "keeping.py"), str(tmp_path), *map(str, own)],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     two = json.loads(done.stdout)  # one process printed

@@ -31,6 +31,7 @@ HUB = {
 OFFLINE = [name for name in PYTHON if name not in HUB]
 LINES = [line for _, language, code in BLOCKS if language == "bash" for line in code.splitlines()]
 COMMANDS = list(dict.fromkeys(line for line in LINES if line.startswith("hf-ebm ")))
+LAUNCHED = [line for line in LINES if line.startswith("torchrun ")]
 
 
 def test_every_block_is_of_a_kind_that_is_run():
@@ -38,7 +39,7 @@ def test_every_block_is_of_a_kind_that_is_run():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     for line in LINES:  # make's targets are run by CI itself
         words = shlex.split(line, comments=True)
-        assert not words or line in COMMANDS or (words[0] == "make" and set(words[1:]) <= set(targets)), line
+        assert not words or line in COMMANDS + LAUNCHED or (words[0] == "make" and set(words[1:]) <= set(targets)), line
 
 
 @pytest.mark.parametrize("name", OFFLINE)
@@ -74,6 +75,15 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
     Path("rows.jsonl").write_text(json.dumps(row) + "\n")
     main(shlex.split(line, comments=True)[1:])
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", LAUNCHED)
+def test_launchers_run(line, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line, comments=True)[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "4 chains of 4 samples" in done.stdout
 
 
 def test_the_readme_shows_the_main_job():
