@@ -10,7 +10,10 @@ import pyarrow
 from hf_ebm.cli.common import ModelArguments, load_model, parse
 from hf_ebm.cli.tables import Output, check_writable, read_records
 
-_ADDED = {"energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "pseudo_perplexity": pyarrow.float64()}
+_ADDED = {
+    "energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "num_unknown": pyarrow.int64(),
+    "pseudo_perplexity": pyarrow.float64(),
+}  # fmt: skip
 _DETAILS = {
     "tokens": pyarrow.list_(pyarrow.string()), "token_energies": pyarrow.list_(pyarrow.float64()),
     "words": pyarrow.list_(pyarrow.string()), "word_energies": pyarrow.list_(pyarrow.float64()),
@@ -36,7 +39,7 @@ class ScoreArguments:
 
 
 def run(argv: list[str]) -> None:
-    """Scores every record and writes it back with `energy`, `num_tokens` and `pseudo_perplexity` added."""
+    """Scores every record and writes it back with `energy`, `num_tokens`, `num_unknown` and `pseudo_perplexity` added."""
     arguments, which = parse([ScoreArguments, ModelArguments], argv, "score", __doc__)
     further = which.inputs_by_name()
     check_writable(arguments.output)
@@ -57,7 +60,8 @@ def run(argv: list[str]) -> None:
     )
     found = []
     for row in range(len(records)):
-        record: dict[str, Any] = {"energy": float(result.energy[row]), "num_tokens": int(result.num_tokens[row])}
+        counts = {name: int(getattr(result, name)[row]) for name in ("num_tokens", "num_unknown")}
+        record: dict[str, Any] = {"energy": float(result.energy[row]), **counts}
         if result.pseudo_perplexity is not None:
             record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if record["num_tokens"] > 0 else None
         if arguments.details:

@@ -68,7 +68,8 @@ def test_columns_of_parquet_keep_their_types(command, typed, model_folder, tmp_p
         "--unknown_tokens", "ignore")  # fmt: skip
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.select(typed.column_names).equals(typed, check_metadata=True)
-    added = {"score": {"energy": pa.float64(), "num_tokens": pa.int64(), "pseudo_perplexity": pa.float64()},
+    added = {"score": {"energy": pa.float64(), "num_tokens": pa.int64(), "num_unknown": pa.int64(),
+                       "pseudo_perplexity": pa.float64()},
              "rerank": {"best": pa.string(), "order": pa.list_(pa.int64()), "rerank_scores": pa.list_(pa.float64()),
                         "energies": pa.list_(pa.float64())}}[command]  # fmt: skip
     assert {name: found.schema.field(name).type for name in found.column_names[typed.num_columns :]} == added
