@@ -39,7 +39,7 @@ class ScoreArguments:
 
 
 def run(argv: list[str]) -> None:
-    """Scores every record and writes it back with `energy`, `num_tokens`, `num_unknown` and `pseudo_perplexity` added."""
+    """Scores every record and writes it back with its energy, counts of tokens and pseudo-perplexity added."""
     arguments, which = parse([ScoreArguments, ModelArguments], argv, "score", __doc__)
     further = which.inputs_by_name()
     check_writable(arguments.output)
