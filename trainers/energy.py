@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, has_length
+from transformers.utils import logging
 
 from hf_ebm.checks import check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
@@ -21,12 +23,23 @@ from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
-from hf_ebm.scoring.conditionals import conditional_log_probs, scores_in_contexts, token_scores
+from hf_ebm.scoring.conditionals import (
+    conditional_log_probs,
+    num_conditional_rows,
+    num_context_rows,
+    reads_own_token,
+    scores_in_contexts,
+    token_scores,
+)
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.rows import MaskedRows, Sequences
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
+logger = logging.get_logger(__name__)
+
 OBJECTIVES = ("mle", "pll", "mlm", "kl", "kl+pll")
+
+_MUCH_WORK = 10_000  # masked rows for a row of the data, of which a warning is due
 
 
 @dataclass
@@ -34,23 +47,28 @@ class EnergyTrainingConfig(TrainingArguments):
     """Arguments of `EnergyTrainer`, beside those of `TrainingArguments` (thesis sections 6.2.1 and 6.2.2).
 
     Args:
-        objective: `"mle"` (exact likelihood, by enumeration), `"pll"` (pseudolikelihood with the true conditionals),
-            `"mlm"` (masked conditionals, each position masked alone: degenerate pseudolikelihood), `"kl"` (divergence
-            from a teacher's masked conditionals to the true conditionals), `"kl+pll"` (both).
+        objective: `"mlm"` (masked conditionals, each position masked alone: degenerate pseudolikelihood; T masked rows
+            for a row of T free tokens), `"mle"` (exact likelihood, by enumeration), `"pll"` (pseudolikelihood with the
+            true conditionals, `T (1 + V (T - 1))` masked rows), `"kl"` (divergence from a teacher's masked conditionals
+            to the true conditionals, as many), `"kl+pll"` (both).
         enumeration_limit: the most sequences that are enumerated.
+        masked_row_limit: the most masked rows that are run for one row of the data. A row beyond it is refused before
+            training: memory is bounded, but 100,000 masked rows are some minutes of a processor.
 
     Raises:
         ValueError: for an unknown objective, a limit below 1, and label smoothing, which no objective defines.
     """
 
-    objective: str = field(default="pll", metadata={"help": f"One of {', '.join(OBJECTIVES)}."})
+    objective: str = field(default="mlm", metadata={"help": f"One of {', '.join(OBJECTIVES)}."})
     enumeration_limit: int = field(default=DEFAULT_LIMIT, metadata={"help": "The most sequences that are enumerated."})
+    masked_row_limit: int = field(default=250_000, metadata={"help": "The most masked rows run for a row of the data."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("objective", self.objective, OBJECTIVES)
-        self.enumeration_limit = as_whole("enumeration_limit", self.enumeration_limit, 1)
+        for name in ("enumeration_limit", "masked_row_limit"):
+            setattr(self, name, as_whole(name, getattr(self, name), 1))
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
         self.remove_unused_columns = False
@@ -61,15 +79,17 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     Rows are `input_ids`, with the tokenizer's special tokens. The random variable is what is no special token; it
     ranges over the tokens that may be proposed, and a row without it isn't counted. Losses are means over rows, in nats
-    a sequence. Where all sequences of a row's length can be enumerated, likelihoods and conditionals come from all
-    contexts at once; else the conditionals' V evaluations of each position are packed, and `"mle"` is an error that
-    says how many sequences there are. Beside `loss` it logs `log_partition` with `"mle"`.
+    a sequence. Where all sequences of a row's length can be enumerated, likelihoods come from all contexts at once, and
+    so do conditionals where that is less work; else the conditionals' V evaluations of each position are packed. Passes
+    that one token budget doesn't hold are run again on the way back, so memory stays that of one of them. Beside `loss`
+    it logs `log_partition` with `"mle"`.
 
     Args:
         teacher: a frozen masked language model as an `EnergyModel`, for `"kl"` and `"kl+pll"`.
 
     Raises:
-        ValueError: for another model or an encoder-decoder; a teacher that is missing, not needed or has other tokens.
+        ValueError: for another model or an encoder-decoder; a teacher that is missing, not needed or has other tokens;
+            a row beyond `enumeration_limit` or `masked_row_limit`, before training if the data have a length.
     """
 
     config_class: ClassVar[type[EnergyTrainingConfig]] = EnergyTrainingConfig
@@ -97,6 +117,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
+        self._check_work()
         if self.args.save_strategy != SaveStrategy.NO:
             self.energy_model.check_can_be_saved()  # not at the first save
 
@@ -133,6 +154,52 @@ class EnergyTrainer(RowLossMixin, Trainer):
         for name, value in inputs.items():
             if is_model_input(self.energy_model.mlm, name) and bool(value.any()):
                 raise ValueError(f"inputs: {name} must be left out; energies of tokens alone are trained")
+
+    def _check_work(self) -> None:
+        """Looks through the data sets, so that a row that is too much work is found before any; warns of much work."""
+        if self.args.objective == "mlm":
+            return
+        special = set(self.energy_model.config.special_token_ids or [])
+        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval_dataset": self.eval_dataset}
+        work = []
+        for name, data in {"train_dataset": self.train_dataset, **evaluated}.items():
+            for number, row in enumerate(data if has_length(data) else ()):
+                ids = row.get("input_ids", ()) if isinstance(row, Mapping) else ()
+                work.append(self._work(sum(int(token) not in special for token in ids), f"{name}: row {number}"))
+        if max(work, default=0) > _MUCH_WORK:
+            logger.warning(
+                f"objective {self.args.objective!r} runs {sum(work) // len(work)} masked rows for a row of the data on "
+                f"average, and {max(work)} for one, where 'mlm' runs one for a token."
+            )
+
+    def _work(self, length: int, place: str) -> int:
+        """Masked rows that are run for a row of so many free tokens. Raises `ValueError` beyond the limits."""
+        count, args = len(self.tokens), self.args
+        enumerable = count**length <= args.enumeration_limit
+        if args.objective == "mle" and not enumerable:
+            raise ValueError(
+                f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} sequences, "
+                f"above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm' or 'pll'"
+            )
+        contexts, packed = num_context_rows(length, count), self._num_packed_rows(length)
+        if length == 0 or (enumerable and self._has_tables):
+            return 0
+        rows = contexts if args.objective == "mle" else min(contexts, packed) if enumerable else packed
+        if rows > args.masked_row_limit:
+            raise ValueError(
+                f"{place}: objective {args.objective!r} runs {rows} masked rows for {length} positions of {count} "
+                f"tokens each, above masked_row_limit {args.masked_row_limit}; take objective 'mlm' ({length} of them), "
+                "shorter rows, a model with more excluded_token_ids, or a higher limit"
+            )
+        return rows
+
+    def _num_packed_rows(self, length: int) -> int:
+        return num_conditional_rows(length, len(self.tokens), reads_own_token(self.energy_model._row_runner()))
+
+    @property
+    def _has_tables(self) -> bool:
+        """Whether the model gives its logits in all contexts without masked rows."""
+        return hasattr(self.energy_model.mlm, "context_logits")
 
     def scored_rows(self, inputs: dict[str, Any]) -> Tensor:
         """Rows with a free token."""
@@ -179,17 +246,16 @@ class EnergyTrainer(RowLossMixin, Trainer):
         if not torch.equal(tokens[indices], free):
             row = int((tokens[indices] != free).any(1).nonzero()[0])
             raise ValueError(f"input_ids: a row holds {free[row].tolist()}, with tokens that may not be proposed")
-        count = len(tokens) ** length
-        enumerable = count <= self.args.enumeration_limit and self._framed(model, sequences, scored)
+        self._work(length, "input_ids")
+        framed = self._framed(model, sequences, scored)
         if objective == "mle":
-            if not enumerable:
-                raise ValueError(
-                    f"objective 'mle' enumerates {len(tokens)} tokens at {length} positions, {count} sequences, above "
-                    f"enumeration_limit {self.args.enumeration_limit}, or rows whose special tokens differ"
-                )
+            if not framed:
+                raise ValueError("input_ids: objective 'mle' enumerates rows with the model's special tokens, not others")
             energies = self._energies(model, tokens, length)
             return enumerated.negative_log_likelihoods(energies, indices).sum(), enumerated.log_partition(energies)
-        if enumerable:
+        packed = len(scored) * self._num_packed_rows(length)
+        less = self._has_tables or num_context_rows(length, len(tokens)) <= packed
+        if framed and less and len(tokens) ** length <= self.args.enumeration_limit:
             conditionals = enumerated.conditional_log_probs(self._energies(model, tokens, length), indices)
         else:
             runner = model._row_runner()

@@ -13,6 +13,20 @@ from hf_ebm.scoring.energies import energy_terms, token_energy
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
 
 
+# Masked rows of `conditional_log_probs` that are laid out at a time: their ids and numbers take some 50 MB.
+_ROWS_AT_ONCE = 2**18
+
+
+def num_context_rows(length: int, count: int) -> int:
+    """Masked rows that `scores_in_contexts` runs for `length` free positions of `count` tokens."""
+    return length * count ** (length - 1)
+
+
+def num_conditional_rows(length: int, count: int, reads_own_token: bool = True) -> int:
+    """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens."""
+    return length * (1 + count * (length - 1 if reads_own_token else min(1, length - 1)))
+
+
 def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
     """What minus the energy adds up, for each of `tokens`: logits (raw) or log probabilities (local), (…, V)."""
     return (logits if energy == "raw" else logits.log_softmax(-1))[..., tokens]
@@ -65,16 +79,32 @@ def conditional_log_probs(
     source, position = scored.nonzero(as_tuple=True)
     here = MaskedRows(source, position[:, None], position[:, None])
     own = runner(sequences, here, lambda logits, n, ids: token_scores(logits[:, 0], tokens, energy))
-    count = len(tokens)
+    most = max(1, _ROWS_AT_ONCE // (len(tokens) * int(scored.sum(1).max())))
+    energies = [
+        _energies_of_variants(runner, sequences, scored, part, tokens, energy)
+        for part in zip(source.split(most), position.split(most), strict=True)
+    ]
+    return (own - torch.cat(energies)).log_softmax(-1)
+
+
+def reads_own_token(runner: RowRunner) -> bool:
+    """Whether the logits of a runner's model depend on the token they stand at, as those of most models do."""
+    return getattr(getattr(runner.position_logits, "model", None), "reads_own_token", True)
+
+
+def _energies_of_variants(
+    runner: RowRunner, sequences: Sequences, scored: Tensor, where: tuple[Tensor, Tensor], tokens: Tensor, energy: str
+) -> Tensor:
+    """Energies at the other scored positions of the sequences (n,) with each of `tokens` at a position (n,), (n, V)."""
+    (source, position), count = where, len(tokens)
     which = torch.arange(len(source), device=source.device).repeat_interleave(count)
     changed = sequences.ids[source[which]].scatter(1, position[which, None], tokens.repeat(len(source))[:, None])
     variants = Sequences(changed, sequences.start[source[which].cpu()], sequences.stop[source[which].cpu()])
     others = scored[source[which]].scatter(1, position[which, None], False)
-    energies = own.new_zeros(len(which))
-    if bool(others.any()):
-        together = not getattr(getattr(runner.position_logits, "model", None), "reads_own_token", True)
-        energies = (_sums_of_whole_rows if together else _sums_of_masked_rows)(runner, variants, others, energy)
-    return (own - energies.view(len(source), count)).log_softmax(-1)
+    if not bool(others.any()):
+        return torch.zeros(len(source), count, device=source.device)
+    sums = _sums_of_masked_rows if reads_own_token(runner) else _sums_of_whole_rows
+    return sums(runner, variants, others, energy).view(len(source), count)
 
 
 def _sums_of_masked_rows(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:

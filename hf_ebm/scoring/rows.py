@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
 from hf_ebm.plain_values import as_whole
@@ -26,6 +27,9 @@ logger = logging.get_logger(__name__)
 
 # What a token in flight and a logit (in float32, its softmax and its gradient) are taken to weigh in memory.
 _BYTES_PER_TOKEN, _BYTES_PER_LOGIT = 65_536, 12
+
+# A token whose gradient is wanted: every layer keeps something of it for the way back.
+_BYTES_PER_TOKEN_WITH_GRADIENT = 1_048_576
 
 # Rows from which on a head takes as long as its products, and not as its weights take to read: no more passes are
 # held back for it.
@@ -191,6 +195,7 @@ class RowRunner:
         self.vocab_size = vocab_size
         self.token_budget = None if token_budget is None else as_whole("token_budget", token_budget, 1)
         self.prepare = prepare or (lambda ids, states: (ids, {}))
+        self._default_budgets: dict[bool, int] = {}  # without and with gradient
         self._num_rows: dict[int, int] = defaultdict(int)  # by thread
         self.dtype: torch.dtype | None = None
 
@@ -207,6 +212,9 @@ class RowRunner:
 
     def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
         """Runs every row and returns `reduce`'s results in the order of the rows.
+
+        Where gradients are wanted and the budget doesn't hold all rows at once, what it does hold is run again on the
+        way back: the gradients are the same, and only one share of the rows has its activations in memory.
 
         Args:
             reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`.
@@ -225,7 +233,10 @@ class RowRunner:
             budget = self._budget(sequences.ids.device)
             passes, rest = self._next_passes(budget, sequences, rows, source, waiting)
             try:
-                results += self._run(sequences, rows, passes, source, reduce)
+                if torch.is_grad_enabled() and (order or rest):
+                    results += checkpoint(self._run, sequences, rows, passes, source, reduce, use_reentrant=False)
+                else:
+                    results += self._run(sequences, rows, passes, source, reduce)
             except RuntimeError as error:
                 if not _is_out_of_memory(error) or sum(map(len, passes)) == 1:
                     raise
@@ -258,9 +269,12 @@ class RowRunner:
         return [torch.tensor(by_length[key]) for key in sorted(by_length)]
 
     def _budget(self, device: torch.device) -> int:
-        if self.token_budget is None:
-            self.token_budget = default_token_budget(device)
-        return self.token_budget
+        if self.token_budget is not None:
+            return self.token_budget
+        gradient = torch.is_grad_enabled()
+        if gradient not in self._default_budgets:
+            self._default_budgets[gradient] = default_token_budget(device, gradient)
+        return self._default_budgets[gradient]
 
     def _next_passes(
         self, budget: int, sequences: Sequences, rows: MaskedRows, source: Tensor, waiting: list[Tensor]
@@ -271,11 +285,17 @@ class RowRunner:
         room, held = max(1, budget // self._logits_cost(rows)), 0
         # Passes that are held back hold their inputs, which is nothing but for the states of an encoder.
         enough = 1 if sequences.context is not None and sequences.context.states is not None else _ENOUGH_FOR_A_HEAD
-        while rest and held < min(room, enough):
-            size = min(room - held, max(1, budget // _length(sequences, source, rest[0])))
+        gradient, left = torch.is_grad_enabled(), budget
+        while rest and held < (room if gradient else min(room, enough)):
+            length = _length(sequences, source, rest[0])
+            if gradient and passes and length > left:
+                break
+            size = min(room - held, max(1, left // length), len(rest[0]))
             passes.append(rest[0][:size])
             rest[:1] = [rest[0][size:]] if size < len(rest[0]) else []
-            held += len(passes[-1])
+            held += size
+            if gradient:  # all passes that are held back keep their activations
+                left -= size * length
         return passes, rest
 
     def _cost(self, sequences: Sequences, rows: MaskedRows, source: Tensor, passes: list[Tensor]) -> int:
@@ -412,12 +432,16 @@ def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:
         raise BadLogitsError(int(numbers[row]), int(read[row, place]))
 
 
-def default_token_budget(device: torch.device) -> int:
-    """Tokens per forward pass: a quarter of the free memory; on a CPU 4,096, beyond which its caches gain nothing."""
+def default_token_budget(device: torch.device, gradient: bool = False) -> int:
+    """Tokens per forward pass: a quarter of the free memory; on a CPU 4,096, beyond which its caches gain nothing.
+
+    With `gradient` tokens whose activations are kept: less on a GPU, half of that on a CPU.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return max(512, min(free // 4 // _BYTES_PER_TOKEN, 262_144))
-    return 4096
+        size = _BYTES_PER_TOKEN_WITH_GRADIENT if gradient else _BYTES_PER_TOKEN
+        return max(512, min(free // 4 // size, 262_144))
+    return 2048 if gradient else 4096
 
 
 def _is_out_of_memory(error: Exception) -> bool:
