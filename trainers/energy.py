@@ -250,7 +250,9 @@ class EnergyTrainer(RowLossMixin, Trainer):
         framed = self._framed(model, sequences, scored)
         if objective == "mle":
             if not framed:
-                raise ValueError("input_ids: objective 'mle' enumerates rows with the model's special tokens, not others")
+                raise ValueError(
+                    "input_ids: objective 'mle' enumerates rows with the model's special tokens, not others"
+                )
             energies = self._energies(model, tokens, length)
             return enumerated.negative_log_likelihoods(energies, indices).sum(), enumerated.log_partition(energies)
         packed = len(scored) * self._num_packed_rows(length)

@@ -12,7 +12,6 @@ from torch import Tensor
 from hf_ebm.scoring.energies import energy_terms, token_energy
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
 
-
 # Masked rows of `conditional_log_probs` that are laid out at a time: their ids and numbers take some 50 MB.
 _ROWS_AT_ONCE = 2**18
 

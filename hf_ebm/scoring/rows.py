@@ -283,10 +283,11 @@ class RowRunner:
         passes: list[Tensor] = []
         rest = list(waiting)
         room, held = max(1, budget // self._logits_cost(rows)), 0
-        # Passes that are held back hold their inputs, which is nothing but for the states of an encoder.
-        enough = 1 if sequences.context is not None and sequences.context.states is not None else _ENOUGH_FOR_A_HEAD
         gradient, left = torch.is_grad_enabled(), budget
-        while rest and held < (room if gradient else min(room, enough)):
+        enough = room if gradient else _ENOUGH_FOR_A_HEAD
+        if sequences.context is not None and sequences.context.states is not None:
+            enough = 1  # passes that are held back hold their inputs, which is nothing but for these
+        while rest and held < min(room, enough):
             length = _length(sequences, source, rest[0])
             if gradient and passes and length > left:
                 break

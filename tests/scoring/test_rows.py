@@ -37,6 +37,24 @@ def test_any_budget_gives_the_values_of_a_plain_loop(energy, budget):
         assert float(found[row].abs().sum()) == pytest.approx(sum(map(abs, expected)), abs=1e-4)
 
 
+def test_a_pass_that_is_run_again_has_the_same_dropout(energy, monkeypatch):
+    sequences, scored = sequences_of(ROWS)
+    gradients = []
+    for again in (True, False):
+        if not again:
+            monkeypatch.setattr("hf_ebm.scoring.rows.checkpoint", lambda run, *args, use_reentrant: run(*args))
+        model = tiny_energy_model(energy, dtype=torch.float64)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.3
+        model.train()
+        torch.manual_seed(0)
+        token_energies(model._row_runner(20), sequences, scored, energy).sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_memory_shortage_halves_the_budget_and_goes_on(energy):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)

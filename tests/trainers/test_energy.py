@@ -131,6 +131,34 @@ def test_gradients_of_exact_objectives_equal_finite_differences(tmp_path, energy
             assert analytic == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize("kind", ["bert", "bilstm"])
+@pytest.mark.parametrize("objective", ["mlm", "pll", "kl+pll"])
+def test_passes_that_are_run_again_give_exact_gradients(tmp_path, monkeypatch, kind, objective):
+    """Of a few tokens each, the conditionals laid out for a few positions at a time."""
+    teacher = make(kind, "raw", seed=3) if "kl" in objective else None
+    model, reference = make(kind, "local"), make(kind, "local")
+    loss = loss_by_hand(reference, objective, ROWS, teacher)
+    loss.backward()
+    monkeypatch.setattr("hf_ebm.scoring.conditionals._ROWS_AT_ONCE", 20)
+    trainer = EnergyTrainer(
+        model, arguments(tmp_path, objective, enumeration_limit=1), train_dataset=[], teacher=teacher
+    )
+    runner = model._row_runner()
+    runner.token_budget, shares = 9, []
+    run = runner._run
+    runner._run = lambda *args: shares.append(torch.is_grad_enabled()) or run(*args)
+    found = trainer.loss_terms(model, trainer.data_collator([{"input_ids": row} for row in ROWS])).loss / len(ROWS)
+    forward = sum(shares)
+    found.backward()
+    assert sum(shares) > 1.5 * forward > 4
+    assert float(found.detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
+    for (name, own), (_, other) in zip(model.named_parameters(), reference.named_parameters(), strict=True):
+        if other.grad is None:
+            assert own.grad is None or not bool(own.grad.any()), name
+        else:
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-10, atol=1e-10, msg=name)
+
+
 @pytest.mark.half_precision
 @pytest.mark.parametrize("kind", ["bert", "bilstm"])
 def test_a_step_in_half_precision_is_close_to_one_in_full(tmp_path, kind):
@@ -219,13 +247,67 @@ def test_likelihood_training_reaches_the_entropy_of_the_data(tmp_path):
     assert entropy - 1e-4 < found < entropy + 0.02
 
 
+def test_the_default_objective_runs_a_masked_row_a_token():
+    assert EnergyTrainingConfig("unused", report_to=[]).objective == "mlm"
+
+
+@pytest.mark.parametrize("objective", ["pll", "kl", "mle"])
+def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog):
+    """The counts are those of the rows that are run."""
+    model, teacher = make("bert", "raw"), make("bert", "raw", seed=3) if objective == "kl" else None
+    rows = [{"input_ids": row} for row in ([1, 5, 2], [1, 5, 6, 2], [1, 5, 6, 7, 2])]
+    packed, limit = objective != "mle", {"enumeration_limit": 1} if objective != "mle" else {}
+    expected = 3 * (1 + 4 * 2) if packed else 3 * 4**2
+    runner = model._row_runner()
+
+    def trainer(**changes) -> EnergyTrainer:
+        args = arguments(tmp_path, objective, **limit, **changes)
+        return EnergyTrainer(model, args, train_dataset=rows[:2], eval_dataset=rows, teacher=teacher)
+
+    with pytest.raises(ValueError, match=rf"eval_dataset: row 2: .* runs {expected} masked rows for 3 positions of 4 "):
+        trainer(masked_row_limit=expected - 1)
+    assert runner.num_rows == 0
+    assert not [r for r in caplog.records if "masked rows for a row of the data" in r.message]
+    allowed = trainer(masked_row_limit=expected)
+    with torch.no_grad():
+        allowed.loss_terms(model, allowed.data_collator(rows[2:]))
+    assert runner.num_rows == expected
+    long = [{"input_ids": [1, *[5] * 2000, 2]}]
+    for config in (allowed.args, arguments(tmp_path, objective)):
+        with pytest.raises(
+            ValueError, match=r"train_dataset: row 0: objective .* (for 2000 positions|4\^2000 sequences)"
+        ):
+            EnergyTrainer(model, config, train_dataset=long, teacher=teacher)
+
+
+def test_much_work_is_told(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("hf_ebm.trainers.energy._MUCH_WORK", 8)
+    rows = [{"input_ids": [1, 5, 2]}, {"input_ids": [1, 5, 6, 2]}]
+    for objective, told in (("mlm", 0), ("pll", 1)):
+        caplog.clear()
+        EnergyTrainer(make("bert", "raw"), arguments(tmp_path, objective, enumeration_limit=1), train_dataset=rows)
+        texts = [r.message for r in caplog.records if "masked rows for a row of the data" in r.message]
+        assert len(texts) == told
+    assert "runs 5 masked rows for a row of the data on average, and 10 for one" in texts[0]
+
+
+def test_conditionals_are_enumerated_only_where_that_is_less_work(tmp_path):
+    """Two positions, one row of data: 2 * (1 + 4) masked rows against 2 * 4; three: 3 * (1 + 8) against 3 * 16."""
+    for words, expected in (([5, 6], 8), ([5, 6, 7], 27)):
+        model = make("bert", "raw")
+        trainer = EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=[])
+        with torch.no_grad():
+            trainer.loss_terms(model, trainer.data_collator([{"input_ids": [1, *words, 2]}]))
+        assert model._row_runner().num_rows == expected
+
+
 def test_what_cannot_be_trained_is_refused(tmp_path):
     rows = [{"input_ids": row} for row in ROWS]
     model = make("bilstm", "raw")
     with pytest.raises(ValueError, match="objective must be one of 'mle', 'pll', 'mlm', 'kl', "):
         arguments(tmp_path, "gan")
     with pytest.raises(
-        ValueError, match="enumerates 4 tokens at 2 positions, 16 sequences, above enumeration_limit 15"
+        ValueError, match=r"dataset: row 0: .* enumerates 4 tokens at 2 positions, 4\^2 sequences, above .*_limit 15"
     ):
         EnergyTrainer(model, arguments(tmp_path, "mle", enumeration_limit=15), train_dataset=rows[:1]).train()
     with pytest.raises(ValueError, match="teacher must be given for the objectives kl"):
