@@ -81,7 +81,7 @@ def enumerate_distribution(
         limit: the largest number of sequences that is enumerated.
 
     Raises:
-        ValueError: if there are more than `limit` sequences, saying how many; for numbers out of range, a device that
+        ValueError: if there are more than `limit` sequences; for numbers out of range, a device that
             can't be used, and energies that aren't one number for each sequence, NaN, or minus infinity.
     """
     energy = as_callable("energy", energy)
@@ -96,7 +96,8 @@ def enumerate_distribution(
     count = len(values) ** length
     if count > limit:
         raise ValueError(
-            f"{len(values)} tokens at {length} positions are {count} sequences, above the limit of {limit}"
+            f"{len(values)} tokens at {length} positions are {len(values)}^{length} sequences, above the limit of "
+            f"{limit}"
         )
     base = len(values) ** torch.arange(length - 1, -1, -1)
     sequences = values[torch.arange(count)[:, None] // base % len(values)]
@@ -106,7 +107,8 @@ def enumerate_distribution(
         raise ValueError(f"device {shown(device)} cannot be used: {error}") from error
     place, cpu = f"energy: {name_of(energy)}", torch.device("cpu")
     parts = on_device.split(min(chunk_size, count))
-    energies = torch.cat([row_numbers(place, energy(part), len(part), cpu).detach() for part in parts])
+    with torch.no_grad():
+        energies = torch.cat([row_numbers(place, energy(part), len(part), cpu) for part in parts])
     if bool((energies.isnan() | (energies == -torch.inf)).any()):
         raise ValueError(f"{place} returned NaN or minus infinity")
     log_partition = (-energies / temperature).logsumexp(0)

@@ -163,7 +163,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval_dataset": self.eval_dataset}
         work = []
         for name, data in {"train_dataset": self.train_dataset, **evaluated}.items():
-            for number, row in enumerate(data if has_length(data) else ()):
+            rows: Any = data if has_length(data) else ()
+            for number, row in enumerate(rows):
                 ids = row.get("input_ids", ()) if isinstance(row, Mapping) else ()
                 work.append(self._work(sum(int(token) not in special for token in ids), f"{name}: row {number}"))
         if max(work, default=0) > _MUCH_WORK:
@@ -178,8 +179,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
         enumerable = count**length <= args.enumeration_limit
         if args.objective == "mle" and not enumerable:
             raise ValueError(
-                f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} sequences, "
-                f"above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm' or 'pll'"
+                f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} "
+                f"sequences, above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm'"
             )
         contexts, packed = num_context_rows(length, count), self._num_packed_rows(length)
         if length == 0 or (enumerable and self._has_tables):
@@ -188,8 +189,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
         if rows > args.masked_row_limit:
             raise ValueError(
                 f"{place}: objective {args.objective!r} runs {rows} masked rows for {length} positions of {count} "
-                f"tokens each, above masked_row_limit {args.masked_row_limit}; take objective 'mlm' ({length} of them), "
-                "shorter rows, a model with more excluded_token_ids, or a higher limit"
+                f"tokens each, above masked_row_limit {args.masked_row_limit}; take objective 'mlm' ({length} of "
+                "them), shorter rows, a model with more excluded_token_ids, or a higher limit"
             )
         return rows
 

@@ -290,7 +290,8 @@ class EnergyModel(
     ) -> EnergyOutput:
         """Energies of sequences given their context; differentiable.
 
-        With gradients the graphs of all passes are kept, so the token budget doesn't bound memory then.
+        With gradients, passes beyond what one token budget holds are run again on the way back, so it bounds memory
+        then too; the gradients are the same.
 
         Args:
             input_ids: (B, T) token ids.
