@@ -8,9 +8,10 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.assets import load_embedded
+from hf_ebm.checks import shown
 from hf_ebm.models.adapters import saved_type
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
@@ -66,21 +67,13 @@ class ModelArguments(MaskedModelArguments):
         """`further_inputs` as numbers by name. Raises `ValueError` for anything else."""
         try:
             found = json.loads(self.further_inputs or "{}")
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             found = None
         if not isinstance(found, dict) or not all(type(value) is int for value in found.values()):
             raise ValueError(
-                f'further_inputs must be whole numbers by name, {{"langs": 1}}, got {self.further_inputs!r}'
+                f'further_inputs must be whole numbers by name, {{"langs": 1}}, got {shown(self.further_inputs)}'
             )
         return found
-
-
-def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
-    """Arguments of a command as instances of its dataclasses."""
-    prog = f"hf-ebm {command}"
-    # The options one by one would hide the message below them.
-    parser = HfArgumentParser(dataclasses, prog=prog, usage=f"{prog} [options]", description=description)
-    return parser.parse_args_into_dataclasses(argv)
 
 
 @overload

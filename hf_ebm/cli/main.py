@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from hf_ebm import __version__
+
 COMMANDS = {
     "sample": "draw sequences from a masked language model, or fill the masks of texts",
     "score": "energies and pseudo-perplexities of texts",
@@ -18,29 +20,35 @@ DIVIDED = ("sample", "negatives", "train")
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs `hf-ebm COMMAND …`. Exits with 2 for a caller's mistake, which is reported in one line."""
+    """Runs `hf-ebm COMMAND …`. Exits with 2 for a caller's mistake and with 130 after Ctrl-C, each told in one line."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: hf-ebm COMMAND [options]   (hf-ebm COMMAND --help lists them)\n")
         print("\n".join(f"  {name:10} {description}" for name, description in COMMANDS.items()))
+        print("\nhf-ebm --version tells the version")
+        return
+    if argv[0] == "--version":
+        print(f"hf-ebm {__version__}")
         return
     if argv[0] not in COMMANDS:
-        _fail(f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
-    from importlib import import_module
-
-    from transformers.utils import logging
-
-    from hf_ebm.processes import check_launch
-
-    if not sys.stderr.isatty():  # bars are for people
-        logging.disable_progress_bar()
+        _stop(2, f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
     try:
+        from importlib import import_module
+
+        from transformers.utils import logging
+
+        from hf_ebm.processes import check_launch
+
+        if not sys.stderr.isatty():  # bars are for people
+            logging.disable_progress_bar()
         check_launch(argv[0], DIVIDED)
         import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
     except (ValueError, OSError, ImportError) as error:  # what is missing to import is an extra of the package
-        _fail(" ".join(str(error).split()))
+        _stop(2, " ".join(str(error).split()))
+    except KeyboardInterrupt as interrupt:  # which says how a run goes on that can
+        _stop(130, "; ".join(["interrupted", *map(str, interrupt.args)]))
 
 
-def _fail(message: str) -> None:
+def _stop(code: int, message: str) -> None:
     print(f"hf-ebm: {message}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code)

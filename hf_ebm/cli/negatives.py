@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 import pyarrow
 import torch
 
-from hf_ebm.cli.common import AnyModelArguments, parse
+from hf_ebm.cli.common import AnyModelArguments
 from hf_ebm.cli.continuation_data import (
     CONTINUATION_FIELDS,
     ContinuationArguments,
@@ -24,6 +24,7 @@ from hf_ebm.cli.continuation_data import (
     read_texts,
     special_tokens,
 )
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints
@@ -82,17 +83,18 @@ def run(argv: list[str]) -> None:
     proposal = Proposal(data.max_new_tokens, tuple(end_ids), arguments.temperature, arguments.top_k, arguments.top_p)
     blocks = range(0, len(rows), arguments.texts_at_once)
     missing = [at for at in blocks if not known.issuperset(range(at, min(at + arguments.texts_at_once, len(rows))))]
-    for at in missing[state.process_index :: state.num_processes]:
-        block = rows[at : at + arguments.texts_at_once]
-        prefixes = [torch.tensor(row["prefix_ids"]) for row in block]
-        seed, together = stream_seed(arguments.seed, at), len(block) * arguments.num_negatives
-        drawn = sample_continuations(lm, prefixes, arguments.num_negatives, proposal, seed, together)
-        records.append(
-            [
-                {"row": at + number, **row, "negatives": [ids.tolist() for ids in own]}
-                for number, (row, own) in enumerate(zip(block, drawn, strict=True))
-            ]
-        )
+    with records.filling():
+        for at in missing[state.process_index :: state.num_processes]:
+            block = rows[at : at + arguments.texts_at_once]
+            prefixes = [torch.tensor(row["prefix_ids"]) for row in block]
+            seed, together = stream_seed(arguments.seed, at), len(block) * arguments.num_negatives
+            drawn = sample_continuations(lm, prefixes, arguments.num_negatives, proposal, seed, together)
+            records.append(
+                [
+                    {"row": at + number, **row, "negatives": [ids.tolist() for ids in own]}
+                    for number, (row, own) in enumerate(zip(block, drawn, strict=True))
+                ]
+            )
     state.wait_for_everyone()
     if state.is_main_process:
         records.finish()

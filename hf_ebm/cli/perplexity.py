@@ -11,7 +11,7 @@ import pyarrow
 import torch
 from transformers import PreTrainedModel
 
-from hf_ebm.cli.common import AnyModelArguments, parse
+from hf_ebm.cli.common import AnyModelArguments
 from hf_ebm.cli.continuation_data import (
     CONTINUATION_FIELDS,
     ContinuationArguments,
@@ -23,6 +23,7 @@ from hf_ebm.cli.continuation_data import (
     special_tokens,
 )
 from hf_ebm.cli.json_lines import to_json
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.perplexity import ResidualPerplexity, lm_log_probs, residual_perplexity

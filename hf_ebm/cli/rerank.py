@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pyarrow
 
-from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.common import ModelArguments, load_model
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import Output, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts

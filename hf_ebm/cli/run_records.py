@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,15 @@ class RunRecords:
             os.fsync(file.fileno())
             self._known |= set(map(self.key, new))
             self._known_up_to = file.tell()
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """While records are made: an interruption says how the run goes on."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            how = "repeat the command to continue" if self.printed is None else "with a file as --output it could go on"
+            raise KeyboardInterrupt(how) from interrupt
 
     def finish(self) -> None:
         """Makes the Parquet file of a run that has all its records."""

@@ -20,7 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ebm.cli.chain_records import ChainRecords
-from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.common import ModelArguments, load_model
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
@@ -51,23 +52,34 @@ _TYPES = {
 }  # fmt: skip
 
 
+# Where what a docstring says isn't so on the command line.
+_OWN_HELP = {
+    "lengths": "Numbers of free tokens where there is no prompt; each makes one.",
+    "seed": "Seed of the chains' own random streams: the same command gives the same chains.",
+}
+_OWN_DEFAULTS = {"seed": 0}
+
+
 def _setting_help(name: str) -> str:
     """A setting's help text, from the docstring that documents it ("" without docstrings)."""
     arguments = inspect.cleandoc(ChainGenerationConfig.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    told = ""
     for entry in re.split(r"\n {4}(?=\w+ \()", f"\n{arguments}"):
-        if re.search(rf"(^|, ){name} \(", entry.partition(": ")[0]):
-            return " ".join(entry.split()).replace("`", "").replace("%", "%%")
-    return ""
+        heading, _, text = entry.partition(": ")
+        if heading.startswith(f"{name} ("):
+            told = " ".join(text.split()).replace("`", "").replace("%", "%%")
+    default = ChainGenerationConfig.defaults[name]
+    told = f"{told[:1].upper()}{told[1:]}"
+    return told if default is None else f"{told} Default: the model's own, or {default}."
+
+
+def _option(name: str) -> tuple:
+    told = {"help": _OWN_HELP.get(name) or _setting_help(name)}
+    return name, _TYPES.get(name, int) | None, field(default=_OWN_DEFAULTS.get(name), metadata=told)
 
 
 # Every setting of `ChainGenerationConfig` is an option; what isn't given is left to the model's own settings.
-ChainArguments = make_dataclass(
-    "ChainArguments",
-    [
-        (name, _TYPES.get(name, int) | None, field(default=None, metadata={"help": _setting_help(name)}))
-        for name in ChainGenerationConfig._get_default_generation_params()
-    ],
-)
+ChainArguments = make_dataclass("ChainArguments", map(_option, ChainGenerationConfig.defaults))
 ChainArguments.__doc__ = "Settings of the chains."
 
 
@@ -106,7 +118,9 @@ def run(argv: list[str]) -> None:
     if prompts is not None and "lengths" in settings:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
-    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {"seed": settings.get("seed", 0)})
+    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {})
+    if prompts is None and config.lengths is None:
+        raise ValueError("there is nothing to sample: give prompts, as --input or --text, or --lengths of sequences")
     if prompts is not None:
         config.lengths = None  # the model's own concern sampling from nothing
         encoded = encode_plain(model, tokenizer, "prompts", prompts)
@@ -135,10 +149,11 @@ def run(argv: list[str]) -> None:
         print(f"{arguments.output}: already complete; nothing was sampled", file=summary)
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
     own = missing[state.process_index :: state.num_processes]
-    for first in range(0, len(own), arguments.chains_at_once):
-        batch = own[first : first + arguments.chains_at_once]
-        out = _run_batch(model, inputs, config, batch, records, which.token_budget)
-        records.append_batch(batch, _as_records(out, tokenizer))
+    with records.filling():
+        for first in range(0, len(own), arguments.chains_at_once):
+            batch = own[first : first + arguments.chains_at_once]
+            out = _run_batch(model, inputs, config, batch, records, which.token_budget)
+            records.append_batch(batch, _as_records(out, tokenizer))
     state.wait_for_everyone()
     # What is in a file is everybody's; on standard output each has printed its own.
     printed = gather_object(records.read()) if arguments.output == "-" else None

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from hf_ebm.cli import train_energy, train_residual
-from hf_ebm.cli.common import first_line, parse
+from hf_ebm.cli.common import first_line
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.training_costs import ScorerArguments, check_lengths, check_targets, longest_decoded, scorer_cost
 from hf_ebm.cli.training_data import DataArguments, first_rows, load_pairs
 from hf_ebm.cli.training_metrics import LOWER_IS_BETTER, GenerationMetrics, metric_names

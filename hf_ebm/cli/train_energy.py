@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model, parse
+from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
+from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.models.energy.encoding import as_texts, encode_plain

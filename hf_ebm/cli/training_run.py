@@ -19,9 +19,18 @@ from hf_ebm.cli.json_lines import to_json
 def print_metrics(config: TrainingArguments, train: Callable[[], dict[str, float]]) -> None:
     """Trains, and prints what it gives as one line of JSON."""
     with contextlib.redirect_stdout(sys.stderr):  # the Trainer prints its logs; standard output is for the result
-        metrics = train()
+        try:
+            metrics = train()
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(_how_to_go_on(Path(config.output_dir or "."))) from interrupt
     if config.process_index == 0:
         print(to_json(metrics))
+
+
+def _how_to_go_on(output: Path) -> str:
+    if not output.is_dir() or get_last_checkpoint(output) is None:
+        return f"no checkpoint had been saved to {output}, so the command starts anew"
+    return "to continue, repeat the command with --resume_from_checkpoint last"
 
 
 def begin(config: TrainingArguments) -> None:

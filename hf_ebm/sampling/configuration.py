@@ -74,11 +74,13 @@ class ChainGenerationConfig(GenerationSettings):
             position at a time, given those already drawn.
         block_layout (`str`, default `"scattered"`): `"scattered"` or `"contiguous"` blocks.
         order (`str`, default `"random"`): `"random"` or `"sequential"` (left to right) visits.
-        energy_temperature (`float`, default 1.0): τ of the target exp(-E/τ) in the first epoch.
+        energy_temperature (`float`, default 1.0): temperature τ of the target exp(-E/τ) in the first epoch.
         energy_temperature_decay (`float`, default 0.0): how much τ decreases an epoch.
-        min_energy_temperature (`float`, default 0.05): below which it doesn't fall.
-        proposal_temperature (`float`, default 1.0), proposal_top_k (`int`), proposal_top_p (`float`): warps of the
-            proposal; they change how the chain moves, not what it samples.
+        min_energy_temperature (`float`, default 0.05): temperature below which τ doesn't fall.
+        proposal_temperature (`float`, default 1.0): temperature of the proposal. It and the next two settings change
+            how the chain moves, not what it samples.
+        proposal_top_k (`int`): how many tokens, the likeliest, the proposal is narrowed to.
+        proposal_top_p (`float`): the proposal is narrowed to the likeliest tokens of this mass.
         proposal_epsilon (`float`, default 0.01): weight of the unwarped proposal mixed into a warped one.
         exclude_current (`bool`, default `False`): never propose the token that is there.
         delayed_acceptance (`int`): decide first on the energy terms within this many positions of the block.

@@ -1,0 +1,60 @@
+"""The options of a command: how they are read, and how `--help` shows them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from argparse import SUPPRESS, Action, HelpFormatter
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser
+
+
+def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
+    """Arguments of a command as instances of its dataclasses.
+
+    Raises:
+        ValueError: for an option that isn't there, one that is missing, and a value of another kind.
+    """
+    parser = _Parser(dataclasses, command, description)
+    _, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ValueError(_not_there(parser, rest, command))
+    # Transformers would read further options from a file beside the program.
+    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+
+
+class _Parser(HfArgumentParser):
+    """A parser whose errors are `ValueError`s."""
+
+    def __init__(self, dataclasses: list, command: str, description: str):
+        prog = f"hf-ebm {command}"
+        # The options one by one would hide the message below them.
+        shown: dict[str, Any] = {"usage": f"{prog} [options]", "description": description, "formatter_class": _Help}
+        super().__init__(dataclasses, prog=prog, **shown)
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+class _Help(HelpFormatter):
+    """Tells the default of an option that has one, unless its text does, and the text of a pair of options once."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text = action.help or ""
+        if action.nargs == 0 and action.dest != "help":
+            return f"The opposite of --{action.dest}."
+        told = re.search(r"\bdefaults?( to\b|:|\))|\bby default\b", text, re.IGNORECASE)
+        if told or action.required or action.default in (None, SUPPRESS, ""):
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+def _not_there(parser: _Parser, rest: list[str], command: str) -> str:
+    unknown = [part.partition("=")[0] for part in rest if part.startswith("-")]
+    help_lists = f"hf-ebm {command} --help lists the options"
+    if not unknown:
+        return f"{rest[0]!r} stands where an option was expected, which begins with --; {help_lists}"
+    like = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1, cutoff=0.75)
+    meant = f", did you mean {like[0]}?" if like else ";"
+    return f"hf-ebm {command} has no option {unknown[0]}{meant} {help_lists}"
