@@ -18,7 +18,21 @@ from hf_ebm.plain_values import as_path
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import Context
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+
+
+class Tally(NamedTuple):
+    """Counts of the epoch that is going on, (C,) each, float64: see `Trace`; `proposed` are all proposals."""
+
+    accepted: Tensor
+    novel: Tensor
+    tokens_changed: Tensor
+    proposed: Tensor
+
+    @classmethod
+    def zeros(cls, chains: int, device: torch.device) -> Tally:
+        """Of an epoch that has not begun."""
+        return cls(*(torch.zeros(chains, dtype=torch.float64, device=device) for _ in cls._fields))
 
 
 class Trace(NamedTuple):
@@ -52,11 +66,13 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainRun:
-    """Everything a run has computed so far; its arrays are on the CPU but for the state.
+    """Everything a run has computed so far; its arrays are on the CPU but for state and tally.
 
     Attributes:
         state: current state of all chains.
         epoch: epochs done.
+        step: steps done of the epoch that is going on.
+        tally: what is counted of that epoch.
         kept: samples kept so far.
         trace: what happened, (C, epochs done or more); what lies beyond is room for epochs to come.
         samples: (C, kept or more, T) tokens kept.
@@ -69,6 +85,8 @@ class ChainRun:
 
     state: ChainState
     epoch: int
+    step: int
+    tally: Tally
     kept: int
     trace: Trace
     samples: Tensor
@@ -87,7 +105,19 @@ class ChainRun:
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
         where = (target.start, target.stop, target.free.cpu(), target.context)
-        return cls(state, 0, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, *where)
+        tally = Tally.zeros(chains, state.ids.device)
+        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, *where)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the chains are at a state whose energies have been evaluated."""
+        return not bool(self.state.extra_energy.isnan().any())
+
+    def to(self, device: torch.device) -> ChainRun:
+        """The run on a device."""
+        context = self.context and self.context.to(device)
+        state = ChainState(*(values.to(device) for values in self.state))
+        return replace(self, state=state, tally=Tally(*(values.to(device) for values in self.tally)), context=context)
 
     def with_room(self, epochs: int, samples: int) -> ChainRun:
         """The run with room for so many epochs and kept samples in all."""
@@ -108,6 +138,7 @@ class ChainRun:
         folder = as_path("save_state_to", path)
         tensors = {f"trace.{name}": value for name, value in self.trace.first(self.epoch)._asdict().items()}
         tensors |= {f"state.{name}": value for name, value in self.state._asdict().items()}
+        tensors |= {f"tally.{name}": value for name, value in self.tally._asdict().items()}
         tensors |= {name: getattr(self, name) for name in ("start", "stop", "free")}
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
         if self.context is not None:
@@ -119,6 +150,7 @@ class ChainRun:
         header: dict[str, Any] = {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
+            "step": self.step,
             "kept": self.kept,
             "num_masked_rows": self.num_masked_rows,
         }
@@ -150,6 +182,7 @@ class ChainRun:
             tensors = load(blob)
             parts: dict[str, Any] = {
                 "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
+                "tally": Tally(*(tensors[f"tally.{name}"] for name in Tally._fields)),
                 "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
             }
             parts["context"] = _context_of(tensors)

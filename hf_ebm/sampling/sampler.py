@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ from transformers.utils import logging
 from hf_ebm.sampling.blocks import epoch_blocks
 from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
 from hf_ebm.sampling.proposals import Warp
-from hf_ebm.sampling.run import ChainRun
+from hf_ebm.sampling.run import ChainRun, Tally
 from hf_ebm.sampling.schedules import block_size_at, temperature_at
 from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
@@ -44,25 +44,24 @@ def run_epoch(
     target: Target,
     warp: Warp,
     on_step: Callable[[Tensor], None] | None = None,
-) -> ChainRun:
-    """Runs one epoch of all chains and returns the run with it; `run` itself stays a complete run without it.
+) -> Iterator[ChainRun]:
+    """Runs one epoch of all chains, or what is left of one, and yields the run after each of its steps.
+
+    Each is a whole run, which an interruption of the next step leaves as it was; the last is at the epoch's end.
 
     Args:
         config: complete settings (`ChainGenerationConfig.resolved`).
         keys: one per chain.
         on_step: called with the ids (C, T) after every step that changed some.
     """
-    epoch, rows_before = run.epoch, target.runner.num_rows
+    epoch, always = run.epoch, accepts_all(run.epoch, config)
     size = block_size_at(epoch, config.num_epochs, config.block_size, config.final_block_size)
     temperature = temperature_at(
         epoch, config.energy_temperature, config.energy_temperature_decay, config.min_energy_temperature
     )
-    always = config.kernel == "gibbs" or epoch < config.accept_all_epochs
-    state = run.state
-    accepted, novel, changed, proposed = (
-        torch.zeros(len(keys), dtype=torch.float64, device=target.free.device) for _ in range(4)
-    )
-    for block in epoch_steps(target.free, keys, config, size, epoch):
+    blocks = epoch_steps(target.free, keys, config, size, epoch)
+    for step in range(run.step, len(blocks)):
+        rows_before, block, state = target.runner.num_rows, blocks[step], run.state
         if always:
             state, info = gibbs(state, block, target, warp, config.block_fill)
         else:
@@ -70,23 +69,36 @@ def run_epoch(
                 state, block, target, warp, config.block_fill, temperature, config.delayed_acceptance
             )
             _warn_if_outside(info, config)
-        accepted += info.accepted
-        novel += info.tokens_changed > 0
-        changed += info.tokens_changed
-        proposed += block.size > 0
+        counts = info.accepted, info.tokens_changed > 0, info.tokens_changed, block.size > 0
+        tally = Tally(*(so_far + count for so_far, count in zip(run.tally, counts, strict=True)))
         if on_step is not None and bool(info.tokens_changed.any()):
             on_step(state.ids)
-    state = target.state(state.ids) if always else state
-    sizes = target.free.sum(1).cpu().clamp(max=size)
-    record = (state.energy, accepted / proposed, novel / proposed, changed, sizes, temperature)
+        is_last = step + 1 == len(blocks)
+        if is_last and always:
+            state = target.state(state.ids)
+        rows = run.num_masked_rows + target.runner.num_rows - rows_before
+        run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows)
+        if not is_last:
+            yield run
+    yield _with_epoch(run, config, target.free.sum(1).cpu().clamp(max=size), temperature)
+
+
+def accepts_all(epoch: int, config: ResolvedChainConfig) -> bool:
+    """Whether an epoch accepts every proposal; energies are evaluated at its end alone, and stale before."""
+    return config.kernel == "gibbs" or epoch < config.accept_all_epochs
+
+
+def _with_epoch(run: ChainRun, config: ResolvedChainConfig, sizes: Tensor, temperature: float) -> ChainRun:
+    """A run whose steps of the epoch are done with the epoch in its trace, and its sample if one is kept."""
+    state, tally = run.state, run.tally
+    rates = tally.accepted / tally.proposed, tally.novel / tally.proposed
     # Written where `run` has room but no epoch yet, so an interruption leaves it as it was.
-    for values, value in zip(run.trace, record, strict=True):
-        values[:, epoch] = torch.as_tensor(value, dtype=torch.float64).cpu()
-    kept = kept_samples(epoch + 1, config.burn_in, config.thinning)
+    for values, value in zip(run.trace, (state.energy, *rates, tally.tokens_changed, sizes, temperature), strict=True):
+        values[:, run.epoch] = torch.as_tensor(value, dtype=torch.float64).cpu()
+    kept = kept_samples(run.epoch + 1, config.burn_in, config.thinning)
     if kept > run.kept:
         run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids.cpu(), state.energy.cpu()
-    rows = run.num_masked_rows + target.runner.num_rows - rows_before
-    return replace(run, state=state, epoch=epoch + 1, kept=kept, num_masked_rows=rows)
+    return replace(run, epoch=run.epoch + 1, step=0, tally=Tally.zeros(len(sizes), state.ids.device), kept=kept)
 
 
 def epoch_steps(

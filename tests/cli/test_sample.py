@@ -1,6 +1,7 @@
 """`hf-ebm sample`: nothing lost or doubled by a kill, and the same set of records from any number of processes."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy
+from hf_ebm.sampling import sampler
 from tests.cli.conftest import killed, read, run
 
 CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
@@ -100,6 +102,22 @@ def test_killed_runs_go_on(owner, name, at, half, chains_left, model_folder, tmp
     run(*arguments)
     assert same_records(read(output), whole)
     assert sum(folder is not None for folder in resumed) == 1  # the batch that was killed, from its state
+
+
+def test_a_run_that_is_killed_at_every_second_step_ends(model_folder, tmp_path, monkeypatch):
+    """kill -9 long before an epoch of five steps ends, again and again: each life saves one, and the last is short."""
+    arguments = ["sample", "--model", model_folder, "--lengths", "5", "--num_chains", "4", "--num_epochs", "1"]
+    run(*arguments, "--output", tmp_path / "whole.jsonl")
+    monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(generation_energy, "_MOST_TIME_SAVING", math.inf)
+    output = tmp_path / "out.jsonl"
+    for _ in range(4):
+        killed(sampler, "metropolis_hastings", 2, lambda *given: None, *arguments, "--output", output)
+        assert read(output) == []
+    steps, step = [], sampler.metropolis_hastings
+    monkeypatch.setattr(sampler, "metropolis_hastings", lambda *given: steps.append(given) or step(*given))
+    run(*arguments, "--output", output)
+    assert same_records(read(output), read(tmp_path / "whole.jsonl")) and len(steps) == 1
 
 
 # Runs commands one after the other; a file of its own tells of each process that made records.

@@ -80,7 +80,7 @@ def test_rerank(model_folder, tmp_path):
         (["score", "--input", "IN", "--model", "no/such-model"], "no/such-model"),
         (["rerank", "--input", "IN"], "record 0 has no 'candidates'"),
         (["sample", "--lengths", "0"], "lengths must be"),
-        (["sample"], "neither input_ids nor lengths"),
+        (["sample"], "give prompts, as --input or --text, or --lengths"),
         (["dance"], "there is no command 'dance'"),
         (["score", "--input", "in.csv"], "must end in .jsonl"),
         (["score", "--input", "IN", "--output", "out.csv"], "output: out.csv must end in .jsonl"),

@@ -1,10 +1,13 @@
 """Runs that are saved, interrupted, resumed and made longer; states that are damaged."""
 
 import json
+import types
 
 import pytest
 import torch
 
+from hf_ebm.models.energy import generation_energy
+from hf_ebm.sampling import sampler
 from hf_ebm.sampling.run import ChainRun
 from tests.conftest import tiny_energy_model
 from tests.sampling.chains import BASE, VARIED, StopAfter, equal
@@ -24,6 +27,69 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, extra):
     assert whole.num_masked_rows <= rest.num_masked_rows <= whole.num_masked_rows + int(whole.run.free.sum())
     for name in whole.trace._fields:
         torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
+
+
+@pytest.mark.parametrize("extra", [{"accept_all_epochs": 1}, *VARIED[:4], *VARIED[5:]])
+def test_a_run_that_is_killed_within_an_epoch_goes_on_there(tmp_path, monkeypatch, extra):
+    model = tiny_energy_model()
+    settings = BASE | {"num_epochs": 2} | extra
+    whole = model.generate(**settings)
+    steps: list[tuple[int, int]] = []
+
+    def killed_at_the_third_step(self, run):
+        steps.append((run.epoch, run.step))
+        if len(steps) == 4:  # the first is that of the start
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed_at_the_third_step)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**settings, save_state_to=tmp_path)
+    saved = ChainRun.load(tmp_path)
+    assert (saved.epoch, saved.step) == steps[3]
+    rest = model.generate(resume_from=tmp_path)
+    assert equal(whole, rest) and len(set(steps)) == len(steps)  # no step was taken twice
+    for name in whole.trace._fields:
+        torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
+
+
+def test_a_state_within_an_epoch_is_of_its_model_and_its_epochs(tmp_path, monkeypatch):
+    def killed(self, run):
+        if run.epoch == 1 and run.step == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_energy_model().generate(**BASE, save_state_to=tmp_path)
+    with pytest.raises(ValueError, match="it is not the run's model"):
+        tiny_energy_model(seed=1).generate(resume_from=tmp_path)
+    with pytest.raises(ValueError, match="1 epochs are done, num_epochs=1 is less"):
+        tiny_energy_model().generate(resume_from=tmp_path, num_epochs=1)
+
+
+@pytest.mark.parametrize("step_seconds, saving_seconds, expected", [(0.4, 0.01, 3), (3.0, 0.1, 1), (3.0, 0.55, 4)])
+def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
+    tmp_path, monkeypatch, step_seconds, saving_seconds, expected
+):
+    """By a clock that runs for steps and saves alone: a state is saved every so many steps."""
+    now, saved = 0.0, []
+    step, save = sampler.metropolis_hastings, ChainRun.save
+
+    def slow_step(*given):
+        nonlocal now
+        now += step_seconds
+        return step(*given)
+
+    def slow_save(run, path):
+        nonlocal now
+        now += saving_seconds
+        saved.append(4 * run.epoch + run.step)
+        save(run, path)
+
+    monkeypatch.setattr(sampler, "metropolis_hastings", slow_step)
+    monkeypatch.setattr(ChainRun, "save", slow_save)
+    monkeypatch.setattr(generation_energy, "time", types.SimpleNamespace(monotonic=lambda: now))
+    tiny_energy_model().generate(lengths=4, num_chains=2, num_epochs=3, seed=0, save_state_to=tmp_path)
+    assert saved == [0, *range(expected, 13, expected), 12]  # at the start, as it goes, at the end
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
@@ -100,7 +166,7 @@ def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):
 
         def trace(frame, event, argument):
             nonlocal seen
-            if frame.f_code.co_name != "run_epoch":
+            if frame.f_code.co_name not in ("run_epoch", "_with_epoch"):
                 return None
             if event == "line":
                 seen += 1

@@ -33,7 +33,7 @@ from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import Warp
 from hf_ebm.sampling.run import ChainRun
-from hf_ebm.sampling.sampler import ChainKey, kept_samples, run_epoch
+from hf_ebm.sampling.sampler import ChainKey, accepts_all, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# A state is saved after an epoch if at least this many seconds have passed since the last time, and always at the end.
-_SECONDS_BETWEEN_SAVES = 10.0
+# A state is saved after a step if so many seconds have passed since the last time, and saving has taken up no more than
+# this share of them; and always at the end.
+_SECONDS_BETWEEN_SAVES = 1.0
+_MOST_TIME_SAVING = 0.05
 # Settings that may change when a run goes on: they say how long it runs, not what it computes.
 _EXTENSIBLE = ("num_epochs",)
 
@@ -173,11 +175,12 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 raise ValueError(f"extra_energies have no effect with kernel {job.config.kernel!r}")
             if job.config.kernel == "mask_predict" and (further or criteria):
                 raise ValueError("logits_processor and stopping_criteria have no effect with kernel 'mask_predict'")
+            saver = _Saver(save_state_to)
             if save_state_to is not None:
                 job = job._replace(run=_with_fingerprints(job.run, self))
-                job.run.save(save_state_to)  # now, so that a folder that cannot be written costs no work
+                saver.save(job.run)  # now, so that a folder that cannot be written costs no work
             try:
-                run, confidence = _run_job(job, warp, criteria, streamer, save_state_to)
+                run, confidence = _run_job(job, warp, criteria, streamer, saver)
             except BadLogitsError as error:
                 key = job.keys[error.row]
                 raise BadLogitsError(
@@ -232,7 +235,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
         if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
             raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
-        if config.num_epochs < run.epoch:
+        if config.num_epochs < run.epoch + (run.step > 0):
             raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
         if run.recipe["energy"] != self.config.energy:
             raise ValueError(
@@ -246,13 +249,11 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 "started with, or start anew"
             )
         keys = [ChainKey(*key) for key in run.recipe["keys"]]
-        device = self.input_device
-        state = type(run.state)(*(field.to(device) for field in run.state))
-        context = run.context and run.context.to(device)
-        run = replace(run, state=state, recipe=run.recipe | {"settings": config.settings()}, context=context)
-        chains = Chains(keys, state.ids, run.start, run.stop, run.free.to(device), context)
+        run = replace(run.to(self.input_device), recipe=run.recipe | {"settings": config.settings()})
+        free = run.free.to(self.input_device)
+        chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
         target = self._target(chains, config, proposal_support(self, config.suppress_tokens), extra, token_budget)
-        if run.epoch:
+        if run.has_begun and not (run.step and accepts_all(run.epoch, config)):
             _check_same_target(run, target)
         return _Job(run, config, keys, target)
 
@@ -295,7 +296,7 @@ def _run_job(
     warp: Warp,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    save_state_to: str | os.PathLike | None,
+    saver: _Saver,
 ) -> tuple[ChainRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
@@ -304,12 +305,14 @@ def _run_job(
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
     else:
-        run = job.run if job.run.epoch else _with_start(job, warp)
+        run = job.run
+        if not run.has_begun:
+            run = _with_start(job, warp)
+            saver.save_if_due(run)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
-        run = _run_epochs(job._replace(run=run), warp, criteria, streamer, save_state_to)
-    if save_state_to is not None:
-        run.save(save_state_to)
+        run = _run_epochs(job._replace(run=run), warp, criteria, streamer, saver)
+    saver.save(run)
     if streamer is not None:
         streamer.end()
     return run, confidence
@@ -337,7 +340,7 @@ def _run_epochs(
     warp: Warp,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    save_state_to: str | os.PathLike | None,
+    saver: _Saver,
 ) -> ChainRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
@@ -345,17 +348,13 @@ def _run_epochs(
     if streamer is not None:
         put = getattr(streamer, "put_draft", streamer.put)
         show = lambda ids: put(ids.cpu())  # noqa: E731
-    saved, interval = time.monotonic(), _SECONDS_BETWEEN_SAVES
     done = torch.zeros(len(job.keys), dtype=torch.bool)
     epochs = range(run.epoch, config.num_epochs)
     try:
         for _ in logging.tqdm(epochs, desc="Sampling", unit="epoch", delay=2, leave=False):
-            run = run_epoch(run, config, job.keys, job.target, warp, show)
-            if save_state_to is not None and time.monotonic() - saved > interval:
-                began = time.monotonic()
-                run.save(save_state_to)
-                saved = time.monotonic()
-                interval = max(_SECONDS_BETWEEN_SAVES, 20 * (saved - began))  # at most 5% of the time
+            steps = run_epoch(run, config, job.keys, job.target, warp, show)
+            for run in steps:
+                saver.save_if_due(run)
             for criterion in criteria:
                 done |= row_truths(
                     f"stopping_criteria: {name_of(criterion)}", criterion(run.state.ids.clone(), None), len(done)
@@ -363,18 +362,34 @@ def _run_epochs(
             if criteria and bool(done.all()):
                 break
     except BaseException:
-        if save_state_to is not None:
-            _save_or_warn(run, save_state_to)
+        saver.save_or_warn(run)
         raise
     return run
 
 
-def _save_or_warn(run: ChainRun, folder: str | os.PathLike) -> None:
-    """Saves while another error is on its way, which must not be hidden."""
-    try:
-        run.save(folder)
-    except ValueError as error:
-        logger.warning(str(error))
+class _Saver:
+    """Saves a run to a folder as it goes, if there is one; how often is said by `_SECONDS_BETWEEN_SAVES`."""
+
+    def __init__(self, folder: str | os.PathLike | None):
+        self.folder, self.saved, self.cost = folder, 0.0, 0.0
+
+    def save(self, run: ChainRun) -> None:
+        if self.folder is not None:
+            began = time.monotonic()
+            run.save(self.folder)
+            self.saved = time.monotonic()
+            self.cost = self.saved - began
+
+    def save_if_due(self, run: ChainRun) -> None:
+        if time.monotonic() - self.saved >= max(_SECONDS_BETWEEN_SAVES, self.cost / _MOST_TIME_SAVING):
+            self.save(run)
+
+    def save_or_warn(self, run: ChainRun) -> None:
+        """Saves while another error is on its way, which must not be hidden."""
+        try:
+            self.save(run)
+        except ValueError as error:
+            logger.warning(str(error))
 
 
 def _run_mask_predict(job: _Job) -> tuple[ChainRun, Tensor]:
