@@ -52,7 +52,7 @@ def test_a_run_that_is_killed_within_an_epoch_goes_on_there(tmp_path, monkeypatc
         torch.testing.assert_close(getattr(whole.trace, name), getattr(rest.trace, name))
 
 
-def test_a_state_within_an_epoch_is_of_its_model_and_its_epochs(tmp_path, monkeypatch):
+def test_a_state_within_an_epoch_is_of_its_target_and_its_epochs(tmp_path, monkeypatch):
     def killed(self, run):
         if run.epoch == 1 and run.step == 2:
             raise KeyboardInterrupt
@@ -60,8 +60,8 @@ def test_a_state_within_an_epoch_is_of_its_model_and_its_epochs(tmp_path, monkey
     monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed)
     with pytest.raises(KeyboardInterrupt):
         tiny_energy_model().generate(**BASE, save_state_to=tmp_path)
-    with pytest.raises(ValueError, match="it is not the run's model"):
-        tiny_energy_model(seed=1).generate(resume_from=tmp_path)
+    with pytest.raises(ValueError, match="extra energies of the saved chains are not"):
+        tiny_energy_model().generate(resume_from=tmp_path, extra_energies=lambda ids: ids[:, 1].double())
     with pytest.raises(ValueError, match="1 epochs are done, num_epochs=1 is less"):
         tiny_energy_model().generate(resume_from=tmp_path, num_epochs=1)
 
