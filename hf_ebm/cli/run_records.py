@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +138,8 @@ class RunRecords:
         if self.printed is not None:
             self.printed.extend(records)
             for record in records:  # a write each: other processes' come between lines, never into one
-                print(self._line(record), flush=True)
+                sys.stdout.write(f"{self._line(record)}\n")  # print makes two of a line where nothing is buffered
+                sys.stdout.flush()
             return
         with open(self.lines, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
