@@ -86,6 +86,13 @@ class LossTermsMixin(PublishingTrainerMixin):
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind."""
 
+    def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """The Trainer's; the model is checked as one that is given."""
+        model = super().call_model_init(*args, **kwargs)
+        if isinstance(model, PreTrainedModel):
+            self.check_model(model)
+        return model
+
     def check_batch(self, inputs: dict[str, Any]) -> None:
         """Raises `ValueError` for a batch the objective cannot take."""
 

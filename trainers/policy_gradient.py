@@ -81,11 +81,16 @@ class PolicyGradientTrainer(SampledRiskTrainer):
     The baseline never depends on the samples of the batch it serves; the first step of a running mean has none (0).
     Logs `candidate_cost`, `baseline` and `advantage_std`, and `cross_entropy` where it has a weight. The logged `loss`
     is the surrogate whose gradient is the estimate; its value means little.
+
+    Raises:
+        ValueError: for a model whose tokens have other probabilities in decoding than in one pass over a sequence, as a
+            trial shows, or whose experts have a capacity.
     """
 
     config_class: ClassVar[type[PolicyGradientConfig]] = PolicyGradientConfig
     args: PolicyGradientConfig
     bibtex = (citations.WELLECK_2021,)
+    scores_its_samples = True
 
     def __init__(
         self, model: PreTrainedModel | nn.Module | None = None, args: PolicyGradientConfig | None = None, **kwargs: Any

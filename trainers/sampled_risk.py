@@ -76,7 +76,8 @@ class SampledRiskTrainer(TaskLossTrainer):
         Nothing is cut off or penalized, whatever the decoder's configuration says: temperature, top-k and the like,
         beams, repetition, least lengths and biases are left out. What it forces (a first token, which is a language or
         a start; the last where a sequence reaches the greatest length) or forbids (bad words, suppressed tokens) stays,
-        and so do the rules of a model of its own.
+        and so do the rules of a model of its own. The pad token, where it ends nothing, is forbidden
+        unless nothing else is possible: some models count positions by it.
 
         Returns:
             The samples, and for each of their tokens those that couldn't have stood in its place, as `token_log_probs`
@@ -89,7 +90,7 @@ class SampledRiskTrainer(TaskLossTrainer):
             **{name: getattr(decoder, name) for name in _OF_SAMPLES},
         )  # fmt: skip
         seed = self.next_batch_seed(self.accelerator.process_index)
-        ruled_out = RuledOutTokens()
+        ruled_out = RuledOutTokens([] if self.pad_id in self.end_ids else [self.pad_id])
         samples = self.decode(pairs, config, seed, count, ruled_out)
         return samples, ruled_out.of(samples)
 

@@ -51,24 +51,40 @@ def _start_token_id(model: PreTrainedModel) -> int:
 
 
 class RuledOutTokens(LogitsProcessor):
-    """Changes nothing, but notes which tokens have probability 0 at each step of `generate`."""
+    """Notes which tokens have probability 0 at each step of `generate`; gives it to some, unless nothing else is left.
 
-    def __init__(self) -> None:
-        self.steps: list[torch.Tensor | None] = []  # (N, V) bool, N rows with all their samples; None for nothing
+    Args:
+        never: ids of the latter.
+    """
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __init__(self, never: Sequence[int] = ()) -> None:
+        self.never = list(never)
+        # Of each call of `generate` the samples that it draws, and (N, V) bool a step, None for nothing.
+        self.calls: list[tuple[list[int], list[torch.Tensor | None]]] = []
+
+    def begin(self, samples: Sequence[int]) -> None:
+        """Says which samples of a batch, counted through all rows, the next call of `generate` draws."""
+        self.calls.append((list(samples), []))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if never := [id for id in self.never if id < scores.shape[1]]:
+            left = scores.index_fill(1, torch.tensor(never, device=scores.device), -torch.inf)
+            scores = torch.where(left.isneginf().all(1, keepdim=True), scores, left)
         found = scores.softmax(-1) == 0
-        self.steps.append(found if bool(found.any()) else None)
+        self.calls[-1][1].append(found if bool(found.any()) else None)
         return scores
 
     def of(self, samples: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
         """What was ruled out at each token of the samples, as `token_log_probs` takes it; None for nothing."""
-        some = next((step for step in self.steps if step is not None), None)
+        some = next((step for _, steps in self.calls for step in steps if step is not None), None)
         if some is None:
             return None
-        lengths = torch.tensor([len(ids) for found in samples for ids in found], device=some.device)
-        steps = torch.stack([torch.zeros_like(some) if step is None else step for step in self.steps], 1)
-        return steps[torch.arange(steps.shape[1], device=lengths.device) < lengths[:, None]]
+        each: dict[int, torch.Tensor] = {}
+        for drawn, steps in self.calls:
+            nothing = some.new_zeros(len(drawn), some.shape[1])
+            each.update(zip(drawn, torch.stack([nothing if step is None else step for step in steps], 1), strict=True))
+        flat = [ids for found in samples for ids in found]
+        return torch.cat([each[sample][: len(ids)] for sample, ids in enumerate(flat)])
 
 
 class SequencePairs:
@@ -77,10 +93,12 @@ class SequencePairs:
     Attributes:
         prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,).
         targets: ids, B tensors (T_b,), with their end token; (0,) for a row without labels.
+        by_length: decode only rows whose prompts are of one length together, so that none is padded.
     """
 
     prompts: list[torch.Tensor]
     targets: list[torch.Tensor]
+    by_length = False
 
     def __init__(self, pad_id: int, end_ids: Sequence[int]):
         self.pad_id, self.end_ids = pad_id, list(end_ids)
@@ -113,17 +131,30 @@ class SequencePairs:
         model: nn.Module,
         config: GenerationConfig,
         num_samples: int = 1,
-        processor: LogitsProcessor | None = None,
+        processor: RuledOutTokens | None = None,
     ) -> list[list[torch.Tensor]]:
         """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token."""
         config = copy.deepcopy(config)
         config.num_return_sequences = num_samples
         processors = LogitsProcessorList([] if processor is None else [processor])
+        found: list[list[torch.Tensor]] = [[] for _ in range(len(self))]
         with torch.no_grad(), evaluation_mode(model), state_kept(model), own_generation_config(model, config):
-            found = ends_at(self._generate(model, config, processors), self.end_ids)
-        return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]
+            for rows in self._decoded_together():
+                if processor is not None:
+                    processor.begin([row * num_samples + sample for row in rows for sample in range(num_samples)])
+                decoded_rows = ends_at(self._generate(model, rows, config, processors), self.end_ids)
+                for at, row in enumerate(rows):
+                    found[row] = decoded_rows[at * num_samples : (at + 1) * num_samples]
+        return found
 
-    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
+    def _decoded_together(self) -> list[list[int]]:
+        """The rows of each call of `generate`."""
+        return [list(range(len(self)))]
+
+    def _generate(
+        self, model: nn.Module, rows: list[int], config: GenerationConfig, processors: LogitsProcessorList
+    ) -> torch.Tensor:
+        """Of `num_return_sequences` continuations of each of the rows the ids behind what was given, padded."""
         raise NotImplementedError
 
 
@@ -164,7 +195,9 @@ class EncoderDecoderPairs(SequencePairs):
         outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
         return sequence_log_probs(outputs.logits, labels, ruled_out)
 
-    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
+    def _generate(
+        self, model: nn.Module, rows: list[int], config: GenerationConfig, processors: LogitsProcessorList
+    ) -> torch.Tensor:
         # Given as ids to go on from, other starts than the model's own would get that one in front of them.
         config.decoder_start_token_id = self.starts.tolist()
         return decoded(model, **self.inputs, generation_config=config, logits_processor=processors)[:, 1:]
@@ -199,7 +232,17 @@ class CausalPairs(SequencePairs):
     ) -> torch.Tensor:
         return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id, ruled_out)
 
-    def _generate(self, model: nn.Module, config: GenerationConfig, processors: LogitsProcessorList) -> torch.Tensor:
-        ids, mask = pad_left(self.prompts, self.pad_id)
+    def _decoded_together(self) -> list[list[int]]:
+        if not self.by_length:
+            return super()._decoded_together()
+        groups: dict[int, list[int]] = {}
+        for row, prompt in enumerate(self.prompts):
+            groups.setdefault(len(prompt), []).append(row)
+        return list(groups.values())
+
+    def _generate(
+        self, model: nn.Module, rows: list[int], config: GenerationConfig, processors: LogitsProcessorList
+    ) -> torch.Tensor:
+        ids, mask = pad_left([self.prompts[row] for row in rows], self.pad_id)
         inputs = {"input_ids": ids, "attention_mask": mask}
         return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, ids.shape[1] :]

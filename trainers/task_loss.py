@@ -6,24 +6,30 @@ They take sequence-to-sequence and causal language models, adapters of PEFT on t
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import align_special_tokens
+from transformers.utils import logging
 
 from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.position_limits import cached_length
 from hf_ebm.models.probes import check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
+from hf_ebm.trainers.decoding_trial import decodes_as_scored
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
-from hf_ebm.trainers.sequence_pairs import SequencePairs, decoding_length
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decoding_length
+
+logger = logging.get_logger(__name__)
 
 _DEFAULT_LENGTH = 20  # of `generate`
 
@@ -66,7 +72,8 @@ class TaskLossTrainer(SearchAwareTrainer):
     evaluation `eval_loss` is the cross entropy in nats per target token, and `eval_cost` the mean cost of what is
     decoded as in training, both over rows that have a target; in training every row must have one. A causal row without
     labels is a prompt. A batch without any is decoded to the length of the `generation_config`, by default 20 tokens.
-    Decoding leaves the model's mode, cache setting and generation config as they were.
+    Decoding leaves the model's mode, cache setting and generation config as they were. Prompts of unequal length are
+    decoded one length after another where a trial, when the trainer is made, shows that padding changes the model.
 
     Args:
         cost: a name, or a callable `cost(predictions, references[, prompts]) -> (B,)`; see
@@ -80,6 +87,7 @@ class TaskLossTrainer(SearchAwareTrainer):
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
     args: TaskLossConfig
     needs_every_row = True
+    scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
     evaluated_terms = ("cost",)
 
     def __init__(
@@ -114,6 +122,7 @@ class TaskLossTrainer(SearchAwareTrainer):
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
         self.end_ids, self.pad_id = self._special_ids()
         self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
+        self._tried, self._by_length = self.module, self._try_decoding(self.module)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence and causal models."""
@@ -150,7 +159,38 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     def pairs(self, inputs: dict) -> SequencePairs:
         """A batch as prompts and targets."""
-        return SequencePairs.of(self.module, inputs, self.pad_id, self.end_ids)
+        pairs = SequencePairs.of(self.module, inputs, self.pad_id, self.end_ids)
+        pairs.by_length = self.by_length
+        return pairs
+
+    @property
+    def by_length(self) -> bool:
+        """Whether prompts of unequal length are decoded apart, as padding changes what the present model decodes."""
+        module = self.module
+        if self._tried is not module:  # which `model_init` may have replaced
+            self._tried, self._by_length = module, self._try_decoding(module)
+        return self._by_length
+
+    def _try_decoding(self, model: PreTrainedModel) -> bool:
+        name = type(model).__name__
+        if self.scores_its_samples and getattr(model.config, "expert_capacity", None) is not None:
+            raise ValueError(
+                f"model: an expert of {name} takes expert_capacity={model.config.expert_capacity} tokens, so that the "
+                "probability of a sample depends on what stands beside it; MinimumRiskTrainer and MGSTrainer take it"
+            )
+        agrees = functools.partial(decodes_as_scored, model, self.pad_id, self.end_ids, limit=self._length_limit())
+        if agrees():
+            return False
+        causal = not model.config.is_encoder_decoder
+        if not causal or not agrees(by_length=True):
+            found = f"model: {name} gives tokens other probabilities in decoding than in one pass over a sequence"
+            if self.scores_its_samples:
+                raise ValueError(
+                    f"{found}, so that the gradient would be of another distribution than that of the samples; "
+                    "MinimumRiskTrainer and MGSTrainer take it"
+                )
+            logger.warning(f"{found}: what is decoded comes from the former, its likelihood from the latter")
+        return causal
 
     def decoder(self, pairs: SequencePairs, **changes: Any) -> GenerationConfig:
         """How a batch is decoded, with the length that its targets allow."""
@@ -167,7 +207,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         config: GenerationConfig,
         seed: int | None = None,
         num_samples: int = 1,
-        processor: LogitsProcessor | None = None,
+        processor: RuledOutTokens | None = None,
     ) -> list[list[torch.Tensor]]:
         """Decodes a batch with its own random numbers, as precisely as it is scored.
 
@@ -183,14 +223,16 @@ class TaskLossTrainer(SearchAwareTrainer):
             length = own.max_new_tokens or (own.max_length - start if own.max_length else _DEFAULT_LENGTH)
         if length < 1:
             raise ValueError(f"max_length must leave room behind a prompt of {start} tokens, got {own.max_length}")
-        text_config = self.module.config.get_text_config(decoder=True)
-        limit = getattr(text_config, "max_position_embeddings", None)
+        limit = self._length_limit()
         if limit is None:
             return length
         room = limit - start
         if room < 1:
             raise ValueError(f"prompts must leave room for a token, got one of {start} with {limit} positions")
         return min(length, room)  # a position that the model lacks would be an error in the middle of decoding
+
+    def _length_limit(self) -> int | None:
+        return cached_length(self.module.config.get_text_config(decoder=True))
 
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
@@ -60,6 +60,18 @@ def max_length(model: PreTrainedModel, override: int | None = None) -> int | Non
     """The longest sequence of `limit_of`."""
     limit = limit_of(model, override)
     return None if limit is None else limit.tokens
+
+
+def cached_length(config: PreTrainedConfig) -> int | None:
+    """How long a sequence can grow token by token, `None` where the configuration states no limit.
+
+    Rotary frequencies of the kind "longrope" are others beyond the length of pretraining, and cached keys would have
+    the old ones; of the kind "dynamic" they are beyond `max_position_embeddings`.
+    """
+    own = getattr(config, "rope_parameters", None) or {}
+    kinds = [own, *(kind for kind in own.values() if isinstance(kind, dict))]  # some have one for each type of layer
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min([*limits, *filter(None, [getattr(config, "max_position_embeddings", None)])], default=None)
 
 
 def _stated(model: PreTrainedModel, name: str) -> Limit | None:

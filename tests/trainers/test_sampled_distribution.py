@@ -62,18 +62,24 @@ def only(*ids):
 
 # The settings, the most tokens, and by hand which tokens may not follow (tokens so far, most tokens).
 NOTHING = lambda seen, most: set()  # noqa: E731
+PADDING = lambda seen, most: {PAD}  # noqa: E731  # is never sampled, unless it is forced
 KEPT = {
-    "forced first": ({"forced_bos_token_id": 5}, 3, lambda seen, most: only(5) if not seen else set()),
-    "forced last": ({"forced_eos_token_id": END}, 3, lambda seen, most: only(END) if len(seen) == most - 1 else set()),
+    "forced first": ({"forced_bos_token_id": 5}, 3, lambda seen, most: {PAD} if seen else only(5)),
+    "padding forced first": ({"forced_bos_token_id": PAD}, 2, lambda seen, most: {PAD} if seen else only(PAD)),
+    "forced last": (
+        {"forced_eos_token_id": END}, 3, lambda seen, most: only(END) if len(seen) == most - 1 else {PAD},
+    ),
     "suppressed": ({"suppress_tokens": [3, PAD]}, 2, lambda seen, most: {3, PAD}),
-    "suppressed first": ({"begin_suppress_tokens": [END, 4]}, 2, lambda seen, most: set() if seen else {END, 4}),
+    "suppressed first": (
+        {"begin_suppress_tokens": [END, 4]}, 2, lambda seen, most: {PAD} if seen else {END, 4, PAD},
+    ),
     "suppressed behind a forced first": (
         {"begin_suppress_tokens": [END, 4], "forced_bos_token_id": 5}, 3,
-        lambda seen, most: [only(5), {END, 4}, set()][len(seen)],
+        lambda seen, most: [only(5), {END, 4, PAD}, {PAD}][len(seen)],
     ),
     "bad words": (
-        {"bad_words_ids": [[PAD], [3, 5], [4, END]]}, 2,
-        lambda seen, most: {PAD} | ({5} if seen[-1:] == [3] else {END} if seen[-1:] == [4] else set()),
+        {"bad_words_ids": [[6], [3, 5], [4, END]]}, 2,
+        lambda seen, most: {6, PAD} | ({5} if seen[-1:] == [3] else {END} if seen[-1:] == [4] else set()),
     ),
 }  # fmt: skip
 LEFT_OUT = {
@@ -85,10 +91,10 @@ LEFT_OUT = {
 }  # fmt: skip
 CASES = {
     **{name: ("bart", settings, most, rule, 0) for name, (settings, most, rule) in KEPT.items()},
-    "what is left out, all at once": ("bart", LEFT_OUT, 2, NOTHING, 0),
+    "what is left out, all at once": ("bart", LEFT_OUT, 2, PADDING, 0),
     "fixed length": ("lstm", {}, 3, lambda seen, most: {0, PAD, END} if len(seen) < 2 else only(END), 0),
     "causal, forced first": ("gpt2", *KEPT["forced first"], 1),
-    "causal, not forced behind a longer prompt": ("gpt2", {"forced_bos_token_id": 5}, 2, NOTHING, 2),
+    "causal, not forced behind a longer prompt": ("gpt2", {"forced_bos_token_id": 5}, 2, PADDING, 2),
     "causal, forced last": ("gpt2", *KEPT["forced last"], 2),
     "causal, bad words": ("gpt2", *KEPT["bad words"], 2),
 }
@@ -210,7 +216,10 @@ def test_a_forced_first_token_cancels_in_minimum_risk(tmp_path):
     risk.backward()
     candidates = {tuple(ids.tolist()): ids for ids in [pairs.targets[0], *drawn[0][0][0]]}.values()
     assert len(candidates) > 3 and all(int(ids[0]) == 5 for ids in candidates)
-    rule = KEPT["forced first"][2]
+
+    def rule(seen, most):
+        return set() if seen else only(5)
+
     logs = torch.stack([log_prob_by_hand("bart", before, batch, ids.tolist(), 3, rule) for ids in candidates])
     costs = normalized_edit_distance(list(candidates), pairs.targets * len(candidates)).double()
     expected = (torch.softmax(0.7 * logs, 0) * costs).sum()

@@ -9,7 +9,7 @@ import torch
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import MinimumRiskConfig, MinimumRiskTrainer, PolicyGradientConfig, PolicyGradientTrainer
 from hf_ebm.trainers.minimum_risk import distinct
-from tests.causal_families import END, collate_left, collate_right, completion_rows, tiny_causal
+from tests.causal_families import END, PAD, V, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_mgs import greedy_predictions
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
@@ -50,8 +50,10 @@ def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right,
     return trainer
 
 
-def log_prob_by_hand(model, prompt, ids):
-    logs = torch.log_softmax(model(torch.cat([prompt, ids])[None]).logits[0], -1)
+def log_prob_by_hand(model, prompt, ids, never=()):
+    logits = model(torch.cat([prompt, ids])[None]).logits[0]
+    logits[:, list(never)] = -torch.inf
+    logs = torch.log_softmax(logits, -1)
     return sum(logs[len(prompt) - 1 + t, token] for t, token in enumerate(ids))
 
 
@@ -66,7 +68,8 @@ def loss_by_hand(trainer, model, data, drawn, past=0.0):
             candidates = [*([target] if args.include_target else []), *candidates]
             candidates = [torch.tensor(ids) for ids in {tuple(ids.tolist()) for ids in candidates}]
         costs = normalized_edit_distance(candidates, [target] * len(candidates)).double()
-        logs = torch.stack([log_prob_by_hand(model, prompt, ids) for ids in candidates])
+        never = () if isinstance(trainer, MinimumRiskTrainer) else (PAD,)  # padding is not sampled
+        logs = torch.stack([log_prob_by_hand(model, prompt, ids, never) for ids in candidates])
         if isinstance(trainer, MinimumRiskTrainer):
             powers = logs.exp() ** args.sharpness
             loss = (powers / powers.sum() * costs).sum()
@@ -107,7 +110,7 @@ def test_accumulation_is_a_mean_over_all_rows(kind, tmp_path):
 
 
 def test_samples_follow_the_model(tmp_path):
-    """Total variation of the first token against the model's own distribution, no top-k of a default cutting it."""
+    """Total variation of the first token against the model's own distribution without padding; no default cuts it."""
     model, row = tiny_causal(), completion_rows(1)
     model.generation_config.update(top_k=2, temperature=0.1, do_sample=True)
     trainer = trainer_of("self-critical", tmp_path, model, row, num_candidates=4000)
@@ -116,11 +119,13 @@ def test_samples_follow_the_model(tmp_path):
     for ids in trainer.drawn[0][0]:
         counts[ids[0]] += 1 / 4000
     prompt = row[0]["input_ids"][row[0]["labels"] == -100]
-    expected = torch.softmax(tiny_causal()(prompt[None]).logits[0, -1], -1)
+    logits = tiny_causal()(prompt[None]).logits[0, -1]
+    logits[PAD] = -torch.inf
+    expected = torch.softmax(logits, -1)
     distance = float((counts - expected).abs().sum() / 2)
     bound = float((expected * (1 - expected) / 4000).sqrt().sum())
     assert distance < bound
-    colder = torch.softmax(tiny_causal()(prompt[None]).logits[0, -1] / 0.7, -1)
+    colder = torch.softmax(logits / 0.7, -1)
     assert float((counts - colder).abs().sum() / 2) > bound  # a temperature would be noticed
 
 
@@ -134,11 +139,13 @@ def test_the_policy_gradient_is_that_of_the_expected_cost(tmp_path):
     trainer = trainer_of("self-critical", tmp_path, model, data, num_candidates=count, max_length_ratio=1.0)
     trainer.train()
     prompt, target = data[0]["input_ids"][:2], data[0]["input_ids"][2:]
-    every = [torch.tensor([END])] + [torch.tensor([a, b]) for a in range(23) if a != END for b in range(23)]
+    left = [token for token in range(V) if token != PAD]
+    every = [torch.tensor([END])] + [torch.tensor([a, b]) for a in left if a != END for b in left]
+    never = (torch.arange(V) == PAD).expand(sum(map(len, every)), V)
     costs = normalized_edit_distance(every, [target] * len(every)).double()
-    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every)
+    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
     assert logs.exp().sum().item() == pytest.approx(1, abs=1e-9)
-    assert logs[0].item() == pytest.approx(log_prob_by_hand(before, prompt, every[0]).item())
+    assert logs[0].item() == pytest.approx(log_prob_by_hand(before, prompt, every[0], [PAD]).item())
     (logs.exp() * costs).sum().backward()
     exact = torch.cat([p.grad.flatten() for p in before.parameters()])
     found = torch.cat([
@@ -147,7 +154,7 @@ def test_the_policy_gradient_is_that_of_the_expected_cost(tmp_path):
     ])  # fmt: skip
     relative = float((found - exact).norm() / exact.norm())
     assert relative < 0.25
-    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every)
+    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
     shuffled = costs[torch.randperm(len(costs), generator=torch.Generator().manual_seed(0))]
     other = torch.autograd.grad((logs.exp() * shuffled).sum(), list(before.parameters()))
     assert float((found - torch.cat([g.flatten() for g in other])).norm() / exact.norm()) > 0.6  # other costs: noticed
