@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_ebm.cli.main import main
 from tests.docs.hub_models import HUB_MODELS, repository
@@ -28,7 +29,8 @@ HUB = {
     for name, code in PYTHON.items()
     if "push_to_hub(" in code or any(f'"{model}"' in code.split("# or")[0] for model in HUB_MODELS)
 }
-OFFLINE = [name for name in PYTHON if name not in HUB]
+SMALL_SPACE = "small_spaces.md-0"
+OFFLINE = [name for name in PYTHON if name not in HUB and name != SMALL_SPACE]
 LINES = [line for _, language, code in BLOCKS if language == "bash" for line in code.splitlines()]
 COMMANDS = list(dict.fromkeys(line for line in LINES if line.startswith("hf-ebm ")))
 LAUNCHED = [line for line in LINES if line.startswith("torchrun ")]
@@ -46,6 +48,16 @@ def test_every_block_is_of_a_kind_that_is_run():
 def test_python_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(PYTHON[name], name, "exec"), {})
+
+
+def test_samples_of_a_small_space_are_as_near_as_independent_draws(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(PYTHON[SMALL_SPACE], SMALL_SPACE, "exec"), names)
+    exact, samples = names["exact"], names["samples"]
+    floor = float((exact.log_probabilities.exp() / (2 * torch.pi * len(samples))).sqrt().sum())
+    found = [exact.total_variation(own) for own in (samples, names["independent"])]
+    assert len(samples) == 2500 and found == pytest.approx([floor, floor], rel=0.4) and floor < 0.06, (found, floor)
 
 
 def test_python_with_hub_models_runs(tmp_path):
