@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.comparison import CHAINS, KernelResult, compare_kernels, energy_points
 from hf_ebm.demo.messages import shows_errors, warn_unknown
-from hf_ebm.demo.prompts import read_prompt, read_settings
+from hf_ebm.demo.prompts import example_prompt, read_prompt, read_settings
 from hf_ebm.demo.sampling_tab import prompt_fields, setting_fields, stop_button
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import BLANK, CHAIN_COLORS, Spans, chain_spans
@@ -25,7 +25,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
     """Builds the tab inside the current block; `concurrency` as for `sampling_tab`."""
     with gr.Row():
         with gr.Column():
-            prompt_inputs = prompt_fields()
+            prompt_inputs = prompt_fields(*example_prompt(model, tokenizer))
         with gr.Column():
             setting_inputs = setting_fields()
     with gr.Row():

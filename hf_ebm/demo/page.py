@@ -13,6 +13,8 @@ from hf_ebm.models.energy import EnergyModel
 
 # One thing at a time: runs side by side on one device would all be slower. Others wait in line.
 _CONCURRENCY = {"concurrency_id": "model", "concurrency_limit": 1}
+# Gradio shows a field that can't be typed into like any other.
+_STYLE = "<style>input:disabled {opacity: 0.4 !important; cursor: not-allowed !important}</style>"
 
 
 def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blocks:
@@ -55,4 +57,5 @@ def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blo
             comparison_tab(model, tokenizer, runs, _CONCURRENCY)
         with gr.Tab("Score and rerank"):
             score_tab(model, tokenizer, _CONCURRENCY)
+        gr.HTML(_STYLE, padding=False)
     return page

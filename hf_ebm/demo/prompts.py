@@ -21,6 +21,8 @@ from hf_ebm.unknown_tokens import unknown_of
 
 MAX_TOKENS = 128  # of a text, special tokens included
 MAX_EPOCHS = 200
+_EXAMPLE = "and the ___ ___ unto the ___ of israel."
+_EXAMPLE_LINES = "and god said, let there be light\nand god said, light let there be"
 _BLANK = re.compile(r"_{3,}|\[MASK\]|<mask>")
 
 
@@ -68,6 +70,20 @@ def read_prompt(
         unknown = list(dict.fromkeys(unknown_of(tokenizer, text).parts))
     row = torch.tensor([ids])
     return Prompt(row, row == mask, unknown)
+
+
+def example_prompt(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """A text and a length to begin with, for `read_prompt`: no text where the tokenizer has no tokens for it."""
+    try:
+        known = not read_prompt(model, tokenizer, _EXAMPLE, 0).unknown
+    except ValueError:  # too long
+        known = False
+    return (_EXAMPLE, 0) if known else ("", 8)
+
+
+def example_lines(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Lines to begin with; "" where the tokenizer has no tokens for them."""
+    return "" if unknown_of(tokenizer, _EXAMPLE_LINES).parts else _EXAMPLE_LINES
 
 
 def read_settings(

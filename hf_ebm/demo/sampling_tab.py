@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ebm.demo.chain_stream import ChainView, watch_chain
 from hf_ebm.demo.comparison import energy_points
 from hf_ebm.demo.messages import shows_errors, warn_unknown
-from hf_ebm.demo.prompts import read_prompt, read_settings
+from hf_ebm.demo.prompts import example_prompt, read_prompt, read_settings
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import CHAIN_COLORS, chain_spans
 from hf_ebm.models.energy import EnergyModel
@@ -26,7 +26,7 @@ def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: R
     """
     with gr.Row():
         with gr.Column():
-            prompt_inputs = prompt_fields()
+            prompt_inputs = prompt_fields(*example_prompt(model, tokenizer))
             kernel = gr.Dropdown(list(KERNELS), value=KERNELS[0], label="Kernel")
             setting_inputs = setting_fields()
             with gr.Row():
@@ -81,16 +81,18 @@ def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: R
     kernel.change(fields_of_kernel, kernel, setting_inputs, queue=False)
 
 
-def prompt_fields() -> list:
-    """Components for a prompt: text, length."""
-    text = gr.Textbox(
+def prompt_fields(text: str, length: int) -> list:
+    """Components for a prompt, text and length, with what stands in them at first."""
+    text_field = gr.Textbox(
+        text,
         label="Text with blanks",
         info="Three underscores or [MASK] make a blank of one token; the rest is context.",
-        placeholder="and the ___ ___ unto the ___ of israel.",
         lines=2,
     )
-    length = gr.Number(0, label="Length", info="Instead of a text: how many tokens to sample from nothing.")
-    return [text, length]
+    length_field = gr.Number(
+        length, label="Length", info="Instead of a text, which is then empty: how many tokens to sample from nothing."
+    )
+    return [text_field, length_field]
 
 
 def setting_fields() -> list:
@@ -99,7 +101,9 @@ def setting_fields() -> list:
         epochs = gr.Number(20, label="Epochs", info="Each visits every blank once.", min_width=120)
         block_size = gr.Number(1, label="Block size", info="Blanks drawn together.", min_width=120)
     with gr.Row():
-        temperature = gr.Number(1.0, label="Temperature", info="Of the target exp(-E/τ).", step=0.1, min_width=120)
+        temperature = gr.Number(
+            1.0, label="Temperature", info="Of the target exp(-E/τ) of metropolis_hastings.", step=0.1, min_width=120
+        )
         seed = gr.Number(0, label="Seed", info="Same seed, same chain.", min_width=120)
     return [epochs, block_size, temperature, seed]
 

@@ -8,6 +8,7 @@ import gradio as gr
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.messages import shows_errors, warn_unknown
+from hf_ebm.demo.prompts import example_lines
 from hf_ebm.demo.score_table import HEADERS, SORT_KEYS, ScoredLine, check_lines, score_lines, sort_lines, table_rows
 from hf_ebm.demo.tokens import ENERGY_COLORS, Spans, energy_spans
 from hf_ebm.models.energy import EnergyModel
@@ -17,8 +18,8 @@ def score_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, concurrenc
     """Builds the tab inside the current block; `concurrency` as for `sampling_tab`."""
     scored = gr.State([])
     text = gr.Textbox(
+        example_lines(tokenizer),
         label="Texts, one a line",
-        placeholder="and god said, let there be light\nand god said, light let there be",
         lines=5,
         elem_id="score-text",
     )

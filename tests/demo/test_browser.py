@@ -38,7 +38,7 @@ sys.addaudithook(note)
 from hf_ebm.cli.main import main
 main(["demo", *sys.argv[2:]])
 """
-PROMPT = "and the ___ ___ unto the [MASK] of ___."
+PROMPT = "and the ___ ___ unto the ___ of israel."
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def type_into(panel, label: str, text: str) -> None:
 
 def test_a_chain_is_sampled(page, tmp_path):
     panel = tab(page, "Sample")
-    type_into(panel, "Text with blanks", PROMPT)
+    expect(panel.get_by_label("Text with blanks")).to_have_value(PROMPT)  # there from the start
     type_into(panel, "Epochs", "40")
     panel.get_by_role("button", name="Run").click()
     chain, status, curve = (page.locator(f"#sample-{name}") for name in ("chain", "status", "curve"))
@@ -124,7 +124,7 @@ def test_a_chain_is_sampled(page, tmp_path):
     expect(status).to_contain_text("done: epoch 40 of 40")
     expect(status).to_contain_text(re.compile(r"energy \d+\.\d\d nats · acceptance rate 0\.\d\d · novel rate 0\.\d\d"))
     text = re.sub(r"\s+", " ", chain.inner_text())
-    assert re.search(r"and the [a-z]+ [a-z]+ unto the [a-z]+ of [a-z]+ ?\.", text), text
+    assert re.search(r"and the [a-z]+ [a-z]+ unto the [a-z]+ of israel ?\.", text), text
     assert "just changed free" in text  # the legend
     points = curve.locator("svg .mark-line path").get_attribute("d").count("L")
     assert points == 40  # forty epochs after the start
@@ -134,6 +134,7 @@ def test_a_chain_is_sampled(page, tmp_path):
 
 def test_a_run_is_stopped_and_the_next_one_starts(page):
     panel = tab(page, "Sample")
+    type_into(panel, "Text with blanks", "")
     type_into(panel, "Length", "12")
     type_into(panel, "Epochs", "200")
     panel.get_by_role("button", name="Run").click()
@@ -144,6 +145,8 @@ def test_a_run_is_stopped_and_the_next_one_starts(page):
     panel.get_by_role("combobox", name="Kernel").click()
     page.get_by_role("option", name="mask_predict").click()
     expect(panel.get_by_label("Temperature")).to_be_disabled()
+    expect(panel.get_by_label("Temperature")).to_have_css("opacity", "0.4")
+    expect(panel.get_by_label("Epochs")).to_have_css("opacity", "1")
     type_into(panel, "Epochs", "4")
     panel.get_by_role("button", name="Run").click()
     expect(status).to_contain_text("decoded in 4 iterations")
@@ -151,7 +154,7 @@ def test_a_run_is_stopped_and_the_next_one_starts(page):
 
 def test_kernels_are_compared(page, tmp_path):
     panel = tab(page, "Compare kernels")
-    type_into(panel, "Text with blanks", PROMPT)
+    expect(panel.get_by_label("Text with blanks")).to_have_value(PROMPT)
     for epochs in ("4", "6"):  # once more: the plot is made anew
         type_into(panel, "Epochs", epochs)
         panel.get_by_role("button", name="Compare").click()
@@ -168,6 +171,8 @@ def test_kernels_are_compared(page, tmp_path):
 
 def test_lines_are_scored_and_reranked(page, tmp_path):
     panel = tab(page, "Score and rerank")
+    panel.get_by_role("button", name="Score").click()  # the lines that are there
+    expect(page.locator("#score-status")).to_contain_text("2 lines scored")
     lines = ["and light god said there be let", "and god said, let there be light", "amen ☃"]
     type_into(panel, "Texts, one a line", "\n".join(lines))
     panel.get_by_role("button", name="Score").click()
@@ -214,9 +219,11 @@ def test_mistakes_on_the_tab_that_samples(page, text, fields, message):
 
 def test_mistakes_on_the_other_tabs(page, tmp_path):
     panel = tab(page, "Compare kernels")
+    type_into(panel, "Text with blanks", "")
     panel.get_by_role("button", name="Compare").click()
     expect(page.get_by_text("there is nothing to sample")).to_be_visible()
     panel = tab(page, "Score and rerank")
+    type_into(panel, "Texts, one a line", "")
     panel.get_by_role("button", name="Score").click()
     expect(page.get_by_text("there is nothing to score")).to_be_visible()
     type_into(panel, "Texts, one a line", "amen\n" * 40)

@@ -5,16 +5,19 @@ import threading
 
 import pytest
 import torch
+from transformers import EsmTokenizer
 
+from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
 from hf_ebm.demo.chain_stream import watch_chain
 from hf_ebm.demo.comparison import CHAINS, as_local, compare_kernels, energy_points
-from hf_ebm.demo.prompts import MAX_EPOCHS, MAX_TOKENS, read_prompt, read_settings
+from hf_ebm.demo.prompts import MAX_EPOCHS, MAX_TOKENS, example_lines, example_prompt, read_prompt, read_settings
 from hf_ebm.demo.score_table import HEADERS, MAX_LINES, check_lines, score_lines, sort_lines, table_rows
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import BLANK, CHANGED, ENERGY_COLORS, chain_spans, energy_spans, token_texts
 from hf_ebm.sampling.configuration import KERNELS
 from hf_ebm.scoring.rows import BadLogitsError
+from tests.docs.hub_models import HUB_MODELS
 from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer
 
 
@@ -55,6 +58,19 @@ def test_every_way_to_write_a_blank_is_one_mask(any_pair):
     assert all(torch.equal(prompt.ids, prompts[0].ids) for prompt in prompts)
     assert int(prompts[0].free.sum()) == 1
     assert torch.equal(prompts[0].free, prompts[0].ids == tokenizer.mask_token_id)
+
+
+def test_what_the_fields_begin_with(tmp_path):
+    model, tokenizer = load_embedded()
+    prompt = read_prompt(model, tokenizer, *example_prompt(model, tokenizer))
+    assert int(prompt.free.sum()) == 3 and not prompt.unknown
+    lines = score_lines(model, tokenizer, check_lines(model, tokenizer, example_lines(tokenizer)))
+    assert lines[0].energy < lines[1].energy
+    for part in HUB_MODELS["facebook/esm2_t12_35M_UR50D"]():  # of proteins: it has no tokens for words
+        part.save_pretrained(tmp_path)
+    model, tokenizer = EnergyModel.from_pretrained(tmp_path), EsmTokenizer.from_pretrained(tmp_path)
+    assert example_prompt(model, tokenizer) == ("", 8) and example_lines(tokenizer) == ""
+    assert int(read_prompt(model, tokenizer, "", 8).free.sum()) == 8
 
 
 def test_a_length_is_what_generate_makes_of_it(pair):
