@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import check_choice, shown
+from hf_ebm.memory import check_fits
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.parameter_search import (
     Candidate,
@@ -59,6 +60,9 @@ class MGSConfig(TaskLossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
+        check_fits(
+            8 * self.num_candidates, f"num_candidates: {shown(self.num_candidates)} directions are drawn for each step"
+        )
         self.mixture = as_number("mixture", self.mixture, least=0, most=1)
         for name in ("alpha", "noise", "likelihood_max_grad_norm"):
             setattr(self, name, as_number(name, getattr(self, name), above=0))

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_ebm.checks import shown
+from hf_ebm.memory import check_fits
 from hf_ebm.plain_values import as_number, as_whole
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
@@ -39,6 +41,9 @@ class SampledRiskConfig(TaskLossConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
+        check_fits(
+            8 * self.num_candidates, f"num_candidates: {shown(self.num_candidates)} sequences are sampled for each row"
+        )
         self.cross_entropy_weight = as_number("cross_entropy_weight", self.cross_entropy_weight, least=0)
 
 

@@ -29,7 +29,7 @@ from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.candidates import Proposal, sample_continuations
+from hf_ebm.models.residual.candidates import Proposal, check_continuations_fit, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.processes import joined
 
@@ -71,6 +71,8 @@ def run(argv: list[str]) -> None:
         raise ValueError(f"model {which.model!r} is a residual model; negatives are of its language model")
     end_ids, _ = special_tokens(lm)
     rows, numbers = continuations(data, texts, tokenizer, lm)
+    together = min(arguments.texts_at_once, len(rows)) * arguments.num_negatives
+    check_continuations_fit("num_negatives, texts_at_once", together, data.max_new_tokens)
     records = RunRecords(output, ("row",), numbers)
     if state.is_main_process:
         settings = {**asdict(arguments), **asdict(data), **asdict(which)}

@@ -25,11 +25,13 @@ from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
+from hf_ebm.models.energy.prompts import longest_of
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.unknown_tokens import report_unknown
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def run(argv: list[str]) -> None:
         inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
+    check_run_fits(config, count * config.num_chains, longest_of(config) if prompts is None else max(map(len, encoded)))
     keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
     records = ChainRecords(output, config)
     if state.is_main_process and arguments.output != "-":

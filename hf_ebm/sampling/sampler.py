@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from hf_ebm.checks import shown
+from hf_ebm.memory import check_fits
 from hf_ebm.sampling.blocks import epoch_blocks
 from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
 from hf_ebm.sampling.proposals import Warp
-from hf_ebm.sampling.run import ChainRun, Tally
+from hf_ebm.sampling.run import ChainRun, Tally, Trace
 from hf_ebm.sampling.schedules import block_size_at, temperature_at
 from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
@@ -35,6 +37,19 @@ class ChainKey(NamedTuple):
 def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
     """How many samples a run of so many epochs keeps."""
     return max(0, -(-(epochs - burn_in) // thinning))
+
+
+def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> None:
+    """Raises `ValueError` for more chains of rows of `length` tokens than there is memory to keep the samples of."""
+    epochs, samples = config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning)
+    if config.kernel == "mask_predict":
+        epochs = samples = 1
+    needed = 8 * chains * (samples * (length + 1) + len(Trace._fields) * epochs)
+    check_fits(
+        needed,
+        f"num_chains, num_epochs, thinning and lengths: {shown(chains)} chains of {shown(length)} tokens keep "
+        f"{shown(samples)} samples each of {shown(epochs)} epochs",
+    )
 
 
 def run_epoch(

@@ -91,6 +91,14 @@ def test_inputs_that_nest_too_deeply_are_refused(model_folder, capsys):
     assert "further_inputs" in told and len(told) < 250
 
 
+@pytest.mark.parametrize("option", [["--num_chains", "99999999999999999999"], ["--num_epochs", "100000000000"]])
+@pytest.mark.parametrize("given", [["--lengths", "3"], ["--text", "the [MASK]"]])
+def test_what_cannot_be_kept_is_refused(model_folder, tmp_path, capsys, option, given):
+    told = refused(capsys, "sample", "--model", model_folder, *given, *option, "--output", tmp_path / "out.jsonl")
+    assert option[0].removeprefix("--") in told and "GiB or more, which is more than this machine's" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_port_in_use_suggests_another(model_folder, capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -33,6 +33,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.unknown_tokens import report_unknown
 from hf_ebm.vocabulary import num_embeddings
@@ -313,6 +314,7 @@ def _plan(
     room: list[Limit | None],
 ) -> _Plan:
     count = config.num_chains
+    check_run_fits(config, len(sources) * count * num_lengths, 1)  # of a token or more
     pairs = [(source, chain) for source in range(len(sources)) for chain in range(count)]
     if not isinstance(lengths, str):
         for row, (length, most) in enumerate(zip(lengths, room, strict=True)):

@@ -33,7 +33,7 @@ from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import Warp
 from hf_ebm.sampling.run import ChainRun
-from hf_ebm.sampling.sampler import ChainKey, accepts_all, kept_samples, run_epoch
+from hf_ebm.sampling.sampler import ChainKey, accepts_all, check_run_fits, kept_samples, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import mask_predict, sample_masks
@@ -237,6 +237,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
         if config.num_epochs < run.epoch + (run.step > 0):
             raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
+        check_run_fits(config, *run.state.ids.shape)
         if run.recipe["energy"] != self.config.energy:
             raise ValueError(
                 f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"

@@ -13,7 +13,7 @@ from hf_ebm.models.energy.context import context_of
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, padding_id
 from hf_ebm.models.position_limits import limit_of
 from hf_ebm.plain_values import listed, wholes
-from hf_ebm.sampling.sampler import ChainKey
+from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.scoring.rows import Context, Sequences
 
@@ -92,6 +92,9 @@ def build_chains(
     if chain_rows is not None:
         chain_rows = _checked_chain_rows(chain_rows, chain_keys, input_ids)
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
+    prompts, longest = (len(lengths), longest_of(config)) if input_ids is None else input_ids.shape
+    count = prompts * config.num_chains if chain_keys is None else len(listed(chain_keys) or [])
+    check_run_fits(config, count, longest)
     if input_ids is None:
         keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
         rows = _unconditional(model, config, lengths, keys, inputs)
@@ -100,7 +103,6 @@ def build_chains(
         _check_numbers(further_inputs)
         sequences = sequences._replace(context=context_of(model, sequences, *source, further_inputs, one_source=True))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
-        prompts = len(input_ids)
         _check_rows(inputs, prompts)
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
@@ -117,6 +119,12 @@ def build_chains(
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     _check_free(free, masks, config, keys)
     return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
+
+
+def longest_of(config: ResolvedChainConfig) -> int:
+    """The greatest of `config.lengths`, 0 without any."""
+    lengths = config.lengths
+    return lengths if isinstance(lengths, int) else max(lengths or [0])
 
 
 def _checked_chain_rows(
@@ -205,7 +213,7 @@ def _unconditional(
     prefix, suffix = model.config.prefix_token_ids or [], model.config.suffix_token_ids or []
     lengths = [_draw_length(choices[key.prompt], config.seed, key) for key in keys]
     limit = limit_of(model.mlm, model.config.max_sequence_length)
-    longest = max(config.lengths) if not isinstance(config.lengths, int) else config.lengths
+    longest = longest_of(config)
     if limit is not None and longest + len(prefix) + len(suffix) > limit.tokens:
         raise ValueError(
             f"lengths: {longest} free tokens and {len(prefix) + len(suffix)} special ones are too many: {limit.reason}"

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from hf_ebm.checks import shown
+from hf_ebm.memory import check_fits
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
@@ -47,6 +49,12 @@ class Proposal(NamedTuple):
             pad_token_id=self.end_ids[0] if self.end_ids else None,
             use_cache=True,
         )
+
+
+def check_continuations_fit(names: str, count: int, max_new_tokens: int) -> None:
+    """Raises `ValueError` for more continuations than there is memory for; `names` are of the arguments beside."""
+    told = f"{names} and max_new_tokens: {shown(count)} continuations of up to {shown(max_new_tokens)} tokens are kept"
+    check_fits(8 * count * max_new_tokens, told)
 
 
 @torch.no_grad()

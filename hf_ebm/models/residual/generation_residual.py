@@ -13,7 +13,12 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.checks import as_truth
 from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
 from hf_ebm.model_outputs import model_output
-from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
+from hf_ebm.models.residual.candidates import (
+    Proposal,
+    candidate_energies,
+    check_continuations_fit,
+    sample_continuations,
+)
 from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of, unpadded
 from hf_ebm.models.residual.residual_base import ResidualBase
 from hf_ebm.models.residual.stepwise import StepwiseSettings, sample_stepwise
@@ -205,6 +210,7 @@ class JointGenerationMixin(SettingsGenerationMixin, ResidualBase):
         elif input_ids is not None:
             prompts = input_ids
         prefixes = check_prefixes(self, prompts, config.max_new_tokens)
+        _check_fits(config, len(prefixes))
         join = self._resample if config.method == "resampling" else self._stepwise
         numbers = logging.tqdm(range(len(prefixes)), desc="Sampling", unit="prompt", delay=2, leave=False)
         return _output(self, prefixes, [join(prefixes[row], row, config) for row in numbers], config, return_candidates)
@@ -264,6 +270,13 @@ def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
     for name in ("num_candidates", "temperature", "top_k", "top_p"):
         if given.get(name) not in (None, _DEFAULTS[name]):
             raise ValueError(f"{name} has no effect with method 'stepwise', so giving it contradicts it")
+
+
+def _check_fits(config: ResolvedJointConfig, prompts: int) -> None:
+    drawn, name = config.num_candidates, "num_candidates"
+    if config.method == "stepwise":
+        drawn, name = config.num_rollouts, "num_rollouts"
+    check_continuations_fit(f"{name} and num_samples", prompts * (drawn + config.num_samples), config.max_new_tokens)
 
 
 def stream_seed(seed: int, *key: int) -> int:

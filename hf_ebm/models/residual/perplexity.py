@@ -17,7 +17,12 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.checks import as_truth
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.model_outputs import model_output
-from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
+from hf_ebm.models.residual.candidates import (
+    Proposal,
+    candidate_energies,
+    check_continuations_fit,
+    sample_continuations,
+)
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
 from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
@@ -120,6 +125,7 @@ def residual_perplexity(
     sizes = sorted({as_whole("num_samples", size, 2) for size in sizes})
     candidates_at_once = as_whole("candidates_at_once", candidates_at_once, 1)
     max_new_tokens, seed = as_whole("max_new_tokens", max_new_tokens, 1), as_whole("seed", seed, 0)
+    check_continuations_fit("num_samples", sizes[-1], max_new_tokens)
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
@@ -203,6 +209,7 @@ def position_log_probs(
     num_samples = as_whole("num_samples", num_samples, 2)
     candidates_at_once = as_whole("candidates_at_once", candidates_at_once, 1)
     max_new_tokens, seed = as_whole("max_new_tokens", max_new_tokens, 1), as_whole("seed", seed, 0)
+    check_continuations_fit("num_samples", num_samples, max_new_tokens)
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
