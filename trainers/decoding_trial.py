@@ -33,9 +33,11 @@ class _GivenTokens(RuledOutTokens):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         log_probs = at_least_float32(super().__call__(input_ids, scores)).log_softmax(-1)
-        ranks = (torch.arange(scores.shape[1], device=scores.device) * 7919 + len(self.log_probs[-1])) % scores.shape[1]
+        rows, ids = (torch.arange(length, device=scores.device) for length in scores.shape)
+        ranks = (ids * 7919 + rows[:, None] * 31 + len(self.log_probs[-1])) % len(ids)  # others in every row and step
         self.log_probs[-1].append(log_probs)
-        return ranks.to(scores).masked_fill(log_probs.exp() == 0, -torch.inf)
+        taken = ranks.masked_fill(log_probs.exp() == 0, -1).argmax(1, keepdim=True)
+        return torch.full_like(scores, -torch.inf).scatter(1, taken, 0.0)
 
     def of_sequences(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
         """The log probability of each sequence while it was decoded, (N,)."""
@@ -70,13 +72,13 @@ def decodes_as_scored(
     pairs = SequencePairs.of(model, inputs, pad_id, end_ids)
     pairs.by_length = by_length
     config = GenerationConfig(
-        do_sample=False, max_new_tokens=steps, pad_token_id=pad_id, eos_token_id=list(end_ids), use_cache=True
+        do_sample=True, top_k=0, max_new_tokens=steps, pad_token_id=pad_id, eos_token_id=list(end_ids), use_cache=True
     )
     given = _GivenTokens([pad_id, *end_ids])
     with seeded(0, model.device), torch.no_grad(), evaluation_mode(model), state_kept(model):
-        decoded_rows = pairs.decode(model, config, 1, given)
-        sequences = [found[0] for found in decoded_rows]
-        scored = pairs.log_probs(model, [0, 1], sequences, given.of(decoded_rows))
+        samples = pairs.decode(model, config, 2, given)  # so that also rows of one length stand beside others
+        sequences = [ids for found in samples for ids in found]
+        scored = pairs.log_probs(model, [0, 0, 1, 1], sequences, given.of(samples))
     # A thousandth, as GPUs may compute float32 as TF32; families that differ were off by two thousandths and more.
     allowed = max(torch.finfo(model.dtype).eps ** 0.6, 1e-3) * float(scored.abs().max())
     return float((given.of_sequences(sequences) - scored.cpu()).abs().max()) <= allowed

@@ -46,6 +46,9 @@ MAKERS = {
     "bart": lambda: tf.BartForCausalLM(tf.BartConfig(**IDS, **PARTS)),
     "roformer": lambda: tf.RoFormerForCausalLM(tf.RoFormerConfig(**BERT, embedding_size=16)),
     "roberta": lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERT)),
+    "rwkv": lambda: tf.RwkvForCausalLM(  # whose cache is right for one row alone
+        tf.RwkvConfig(**IDS, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16, rescale_every=0)
+    ),
     "switch": lambda: tf.SwitchTransformersForConditionalGeneration(
         tf.SwitchTransformersConfig(
             vocab_size=V, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_decoder_layers=2, num_heads=2, num_experts=2,
@@ -119,7 +122,7 @@ def test_samples_are_scored_by_the_steps_that_drew_them(name, tmp_path, monkeypa
             assert min(abs(float(value) - other) for other in drawn[tuple(ids.tolist())]) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["roberta", "prophetnet"])
+@pytest.mark.parametrize("name", ["roberta", "rwkv", "prophetnet"])
 def test_what_decodes_otherwise_than_it_is_scored_has_no_policy_gradient(name, tmp_path, caplog, monkeypatch):
     message = rf"model: {type(made(name)).__name__} gives tokens other probabilities in decoding"
     with pytest.raises(ValueError, match=message):
