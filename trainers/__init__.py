@@ -5,7 +5,8 @@
 - `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
 - `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
   models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share;
-- `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies.
+- `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies, and
+  `energy_rows`, which of its rows can be trained on.
 """
 
 if __name__ == "trainers":

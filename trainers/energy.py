@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer_utils import SaveStrategy, has_length
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
@@ -33,6 +33,7 @@ from hf_ebm.scoring.conditionals import (
 )
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.rows import MaskedRows, Sequences
+from hf_ebm.trainers.energy_rows import ids_by_row, usable_rows
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 logger = logging.get_logger(__name__)
@@ -54,6 +55,8 @@ class EnergyTrainingConfig(TrainingArguments):
         enumeration_limit: the most sequences that are enumerated.
         masked_row_limit: the most masked rows that are run for one row of the data. A row beyond it is refused before
             training: memory is bounded, but 100,000 masked rows are some minutes of a processor.
+        skip_unusable_rows: leave out rows that hold a mask or, but for `"mlm"`, a token that is never proposed ([UNK],
+            say), and log how many; else such a row is an error, before training if the data have a length.
 
     Raises:
         ValueError: for an unknown objective, a limit below 1, and label smoothing, which no objective defines.
@@ -62,6 +65,10 @@ class EnergyTrainingConfig(TrainingArguments):
     objective: str = field(default="mlm", metadata={"help": f"One of {', '.join(OBJECTIVES)}."})
     enumeration_limit: int = field(default=DEFAULT_LIMIT, metadata={"help": "The most sequences that are enumerated."})
     masked_row_limit: int = field(default=250_000, metadata={"help": "The most masked rows run for a row of the data."})
+    skip_unusable_rows: bool = field(
+        default=False,
+        metadata={"help": "Leave out rows with a mask or, but for mlm, a token that is never proposed, as [UNK]."},
+    )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 
     def __post_init__(self) -> None:
@@ -69,6 +76,7 @@ class EnergyTrainingConfig(TrainingArguments):
         check_choice("objective", self.objective, OBJECTIVES)
         for name in ("enumeration_limit", "masked_row_limit"):
             setattr(self, name, as_whole(name, getattr(self, name), 1))
+        self.skip_unusable_rows = as_truth("skip_unusable_rows", self.skip_unusable_rows)
         if self.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}")
         self.remove_unused_columns = False
@@ -89,7 +97,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     Raises:
         ValueError: for another model or an encoder-decoder; a teacher that is missing, not needed or has other tokens;
-            a row beyond `enumeration_limit` or `masked_row_limit`, before training if the data have a length.
+            a row beyond `enumeration_limit` or `masked_row_limit` or with a token that has no value, before training if
+            the data have a length.
     """
 
     config_class: ClassVar[type[EnergyTrainingConfig]] = EnergyTrainingConfig
@@ -117,6 +126,11 @@ class EnergyTrainer(RowLossMixin, Trainer):
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
+        self.train_dataset = self._usable("train_dataset", self.train_dataset)
+        if isinstance(self.eval_dataset, dict):
+            self.eval_dataset = {name: self._usable(name, data) for name, data in self.eval_dataset.items()}
+        else:
+            self.eval_dataset = self._usable("eval_dataset", self.eval_dataset)
         self._check_work()
         if self.args.save_strategy != SaveStrategy.NO:
             self.energy_model.check_can_be_saved()  # not at the first save
@@ -155,6 +169,23 @@ class EnergyTrainer(RowLossMixin, Trainer):
             if is_model_input(self.energy_model.mlm, name) and bool(value.any()):
                 raise ValueError(f"inputs: {name} must be left out; energies of tokens alone are trained")
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The Trainer's, of the rows that can be evaluated."""
+        named = eval_dataset is None or isinstance(eval_dataset, str)  # of those looked through already
+        return super().get_eval_dataloader(eval_dataset if named else self._usable("eval_dataset", eval_dataset))
+
+    def _usable(self, name: str, data: Any) -> Any:
+        tokenizer = self.processing_class if isinstance(self.processing_class, PreTrainedTokenizerBase) else None
+        return usable_rows(name, data, self._unusable_tokens(), self.args.skip_unusable_rows, tokenizer)
+
+    def _unusable_tokens(self) -> dict[int, str]:
+        """Tokens that no row may hold where it is scored, and for each why."""
+        config, objective = self.energy_model.config, self.args.objective
+        never = set(config.excluded_token_ids or []) - set(config.special_token_ids or [])
+        reason = f"which is never proposed: objective {objective!r} has no value for it, 'mlm' has"
+        found = dict.fromkeys([] if objective == "mlm" else sorted(never), reason)
+        return found | {int(config.mask_token_id or 0): "the mask, which has no energy"}  # it is there: see `tokens`
+
     def _check_work(self) -> None:
         """Looks through the data sets, so that a row that is too much work is found before any; warns of much work."""
         if self.args.objective == "mlm":
@@ -163,10 +194,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval_dataset": self.eval_dataset}
         work = []
         for name, data in {"train_dataset": self.train_dataset, **evaluated}.items():
-            rows: Any = data if has_length(data) else ()
-            for number, row in enumerate(rows):
-                ids = row.get("input_ids", ()) if isinstance(row, Mapping) else ()
-                work.append(self._work(sum(int(token) not in special for token in ids), f"{name}: row {number}"))
+            for number, ids in enumerate(ids_by_row(data)):
+                work.append(self._work(sum(token not in special for token in ids), f"{name}: row {number}"))
         if max(work, default=0) > _MUCH_WORK:
             logger.warning(
                 f"objective {self.args.objective!r} runs {sum(work) // len(work)} masked rows for a row of the data on "
@@ -245,8 +274,10 @@ class EnergyTrainer(RowLossMixin, Trainer):
         free = sequences.ids[scored].view(len(scored), length)
         indices = torch.searchsorted(tokens, free.contiguous()).clamp(max=len(tokens) - 1)
         if not torch.equal(tokens[indices], free):
-            row = int((tokens[indices] != free).any(1).nonzero()[0])
-            raise ValueError(f"input_ids: a row holds {free[row].tolist()}, with tokens that may not be proposed")
+            raise ValueError(
+                f"input_ids: a row holds the token {int(free[tokens[indices] != free][0])}, which is never proposed: "
+                f"objective {objective!r} has no value for it, 'mlm' has; a data set with a length is looked through"
+            )
         self._work(length, "input_ids")
         framed = self._framed(model, sequences, scored)
         if objective == "mle":

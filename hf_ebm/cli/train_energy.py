@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
+from hf_ebm.checks import shown
 from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.models.energy.encoding import as_texts, encode_plain
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
+from hf_ebm.unknown_tokens import report_unknown
 
 DESCRIPTION = "a masked language model as an energy: --objective mle, pll, mlm, kl or kl+pll"
 
@@ -28,6 +31,10 @@ class EnergyArguments:
     )
     eval_file: str | None = field(default=None, metadata={"help": "Such texts for the evaluation."})
     text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
+    unknown_tokens: str = field(
+        default="warn",
+        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
+    )
 
 
 def run(argv: list[str]) -> None:
@@ -48,11 +55,26 @@ def _train(which: EnergyArguments, config: EnergyTrainingConfig) -> dict[str, fl
     rows = {
         name: [{"input_ids": ids} for ids in encode_plain(model, tokenizer, name, own)] for name, own in texts.items()
     }
-    trainer = EnergyTrainer(
-        model, config, teacher=teacher, train_dataset=rows["train_file"], eval_dataset=rows.get("eval_file"),
-        processing_class=tokenizer,
-    )  # fmt: skip
+    if config.process_index == 0 or which.unknown_tokens == "error":
+        for name, own in texts.items():
+            report_unknown(tokenizer, name, own, which.unknown_tokens)
+    try:
+        trainer = EnergyTrainer(
+            model, config, teacher=teacher, train_dataset=rows["train_file"], eval_dataset=rows.get("eval_file"),
+            processing_class=tokenizer,
+        )  # fmt: skip
+    except ValueError as error:
+        raise ValueError(_of_files(str(error), texts)) from error
     return run_trainer(trainer, checkpoint, config.do_eval)
+
+
+def _of_files(message: str, texts: dict[str, list[str]]) -> str:
+    """What a trainer says of a row of its data sets, of the files that they are."""
+    found = re.match(r"(train|eval)_dataset: row (\d+)", message)
+    if not found:
+        return message
+    name, row = f"{found[1]}_file", int(found[2])
+    return f"{name}: row {row} ({shown(texts[name][row])}){message[found.end() :]}"
 
 
 def _arguments(name: str, energy: str | None) -> ModelArguments:

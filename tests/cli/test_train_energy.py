@@ -43,3 +43,20 @@ def test_mistakes_are_reported_in_a_line(model_folder, tmp_path, capsys, argumen
         )  # fmt: skip
     error = capsys.readouterr().err
     assert message in error.splitlines()[-1]
+
+
+def test_rows_without_a_value_are_named_or_skipped(model_folder, tmp_path, capsys, caplog):
+    (tmp_path / "texts.txt").write_text("the cat\nthe \u2603\na mat\n")
+    common = ["train", "energy", "--model_name_or_path", model_folder, "--train_file", tmp_path / "texts.txt",
+              "--use_cpu", "--report_to", "none", "--max_steps", "1", "--per_device_train_batch_size", "1",
+              "--objective", "pll", "--output_dir"]  # fmt: skip
+    with pytest.raises(SystemExit):
+        run(*common, tmp_path / "refused")
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("hf-ebm: train_file: row 1 ('the \u2603') holds [UNK] (token ")
+    assert "skip_unusable_rows" in error and not any((tmp_path / "refused").iterdir())
+    with pytest.raises(SystemExit):
+        run(*common, tmp_path / "refused", "--unknown_tokens", "error")
+    assert "row 1 has 1 unknown of 2 tokens" in capsys.readouterr().err
+    run(*common, tmp_path / "skipped", "--skip_unusable_rows")
+    assert "1 of 3 rows are left out" in caplog.text

@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import Trainer
 
 from hf_ebm import EnergyModel
@@ -319,6 +321,53 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
         EnergyTrainer(model, arguments(tmp_path, "kl"), train_dataset=rows, teacher=other)
     with pytest.raises(ValueError, match="model must be an EnergyModel, got BiLSTMForMaskedLM"):
         EnergyTrainer(model.mlm, arguments(tmp_path, "mle"), train_dataset=rows)
-    with pytest.raises(ValueError, match="tokens that may not be proposed"):
-        EnergyTrainer(model, arguments(tmp_path, "mle"), train_dataset=[{"input_ids": [1, 4, 5, 2]}]).train()
     assert issubclass(EnergyTrainer, Trainer)
+
+
+MASKED, UNKNOWN = [1, 5, 3, 2], [1, 6, 4, 2]  # 3 is the mask, 4 excluded
+
+
+@pytest.mark.parametrize("objective", ["mle", "pll", "kl", "kl+pll", "mlm"])
+@pytest.mark.parametrize("place", ["train_dataset", "eval_dataset", "named"])
+def test_rows_without_a_value_are_named_before_training_or_skipped(tmp_path, objective, place, caplog):
+    model, calls = make("bilstm", "raw"), []
+    model.mlm.register_forward_hook(lambda *given: calls.append(given))
+    teacher = make("bilstm", "raw", 3) if objective.startswith("kl") else None
+    unusable = [MASKED] if objective == "mlm" else [UNKNOWN, MASKED]
+    mixed = [{"input_ids": torch.tensor(ids)} for ids in (ROWS[0], *unusable, ROWS[1])]
+    clean = [{"input_ids": ids} for ids in ROWS[:2]]
+    data = {"train_dataset": clean, "eval_dataset": clean}
+    data |= {"eval_dataset": {"named": mixed}} if place == "named" else {place: mixed}
+    args = arguments(tmp_path, objective, per_device_train_batch_size=2)
+    held = "3 at position 2, the mask" if objective == "mlm" else f"4 at .* objective '{re.escape(objective)}'"
+    with pytest.raises(ValueError, match=f"{place}: row 1 holds the token {held}.*; skip_unusable_rows leaves"):
+        EnergyTrainer(model, args, teacher=teacher, **data)
+    assert not calls
+    reference = EnergyTrainer(model, args, teacher=teacher, train_dataset=clean, eval_dataset=clean)
+    with pytest.raises(ValueError, match=f"eval_dataset: row 1 holds the token {held}"):
+        reference.evaluate(mixed)
+    args.skip_unusable_rows = True
+    trainer = EnergyTrainer(model, args, teacher=teacher, **data)
+    assert f"; {len(unusable)} of {len(mixed)} rows are left out" in caplog.text
+    assert trainer.evaluate(mixed)["eval_loss"] == reference.evaluate()["eval_loss"]
+    loss = trainer.evaluate()["eval_named_loss" if place == "named" else "eval_loss"]
+    assert loss == reference.evaluate()["eval_loss"]
+    batches = [[batch["input_ids"].tolist() for batch in one.get_train_dataloader()] for one in (trainer, reference)]
+    assert batches[0] == batches[1]
+
+
+def test_rows_of_a_datasets_table_are_skipped_with_their_columns(tmp_path):
+    table = Dataset.from_dict({"input_ids": [UNKNOWN, *ROWS[:2]], "note": ["a", "b", "c"]})
+    args = arguments(tmp_path, "pll", skip_unusable_rows=True)
+    assert EnergyTrainer(make("bilstm", "raw"), args, train_dataset=table).train_dataset["note"] == ["b", "c"]
+    with pytest.raises(ValueError, match=r"train_dataset: row 0 .* no row is left"):
+        EnergyTrainer(make("bilstm", "raw"), args, train_dataset=table.select([0]))
+    with pytest.raises(ValueError, match="skip_unusable_rows must be True or False, got 'yes'"):
+        arguments(tmp_path, "pll", skip_unusable_rows="yes")
+
+
+def test_a_row_without_a_value_of_a_stream_is_found_when_it_comes(tmp_path):
+    stream = Dataset.from_dict({"input_ids": [ROWS[0], UNKNOWN]}).to_iterable_dataset()
+    trainer = EnergyTrainer(make("bilstm", "raw"), arguments(tmp_path, "pll"), train_dataset=stream)
+    with pytest.raises(ValueError, match="input_ids: a row holds the token 4, which is never proposed"):
+        trainer.train()
