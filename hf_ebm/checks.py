@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 CONVERSION_ERRORS = (TypeError, ValueError, RuntimeError, OverflowError)  # what `torch.as_tensor` raises
 _short = reprlib.Repr()
@@ -95,11 +95,20 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
 def as_ids(name: str, ids: object) -> Tensor:
     """Token ids (B, T) as int64. Raises `ValueError` for anything but a dense tensor of one id or more."""
     if not is_dense(ids) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):
-        advice = "" if isinstance(ids, Tensor) else '; a tokenizer gives tensors with return_tensors="pt"'
-        raise ValueError(f"{name} must be a tensor of token ids of shape (batch, length), got {shown(ids)}{advice}")
+        raise ValueError(
+            f"{name} must be a tensor of token ids of shape (batch, length), got {shown(ids)}{advice_on_ids(ids)}"
+        )
     if ids.numel() == 0:
         raise ValueError(f"{name} must hold at least one token, got {shown(ids)}")
     return ids.long()
+
+
+def advice_on_ids(given: object) -> str:
+    """What someone who gave no tensor of ids may have forgotten, for the end of an error."""
+    if isinstance(given, Tensor):
+        return ""
+    unpacked = ", and is given by its names: **batch" if isinstance(given, (Mapping, BatchEncoding)) else ""
+    return f'; a tokenizer gives tensors with return_tensors="pt"{unpacked}'
 
 
 def as_mask(name: str, mask: object, ids: Tensor) -> Tensor:

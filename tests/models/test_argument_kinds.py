@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import BatchEncoding
 
 from hf_ebm import ChainGenerationConfig, TextEnergy
 from tests.conftest import tiny_energy_model
@@ -29,6 +30,7 @@ def pair():
 @pytest.mark.parametrize(
     "argument,value,message",
     [
+        ("input_ids", BatchEncoding({"input_ids": IDS}), r"given by its names: \*\*batch"),
         ("input_ids", "the [MASK] sat", "got 'the .MASK. sat'; .* return_tensors=\"pt\""),
         ("input_ids", 7, "must be a tensor of token ids .* got 7"),
         ("input_ids", IDS.to_sparse(), "got a sparse tensor of shape"),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import BatchEncoding
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_truth
+from hf_ebm.checks import advice_on_ids, as_truth
 from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
 from hf_ebm.model_outputs import model_output
 from hf_ebm.models.residual.candidates import (
@@ -203,13 +204,14 @@ class JointGenerationMixin(SettingsGenerationMixin, ResidualBase):
         if config.seed is None:
             config.seed = int(torch.randint(0, 2**31, ()))
         prompts: Sequence[Tensor | Sequence[int]] = [[]]
-        if isinstance(input_ids, Tensor):
+        if isinstance(input_ids, (Tensor, str, Mapping, BatchEncoding)):
             prompts = unpadded(input_ids, attention_mask)
         elif attention_mask is not None:
-            raise ValueError("attention_mask is for a tensor of input_ids, which lists of ids don't need")
+            advice = advice_on_ids(input_ids)
+            raise ValueError(f"attention_mask is for a tensor of input_ids, which lists of ids don't need{advice}")
         elif input_ids is not None:
             prompts = input_ids
-        prefixes = check_prefixes(self, prompts, config.max_new_tokens)
+        prefixes = check_prefixes(self, prompts, config.max_new_tokens, "input_ids")
         _check_fits(config, len(prefixes))
         join = self._resample if config.method == "resampling" else self._stepwise
         numbers = logging.tqdm(range(len(prefixes)), desc="Sampling", unit="prompt", delay=2, leave=False)

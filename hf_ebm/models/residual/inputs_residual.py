@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import as_list, as_mask, is_dense, shown
+from hf_ebm.checks import advice_on_ids, as_list, as_mask, is_dense, shown
 from hf_ebm.models.position_limits import limit_of
 from hf_ebm.vocabulary import num_embeddings
 
@@ -39,36 +39,36 @@ def check_parts(model: ResidualBase) -> PreTrainedModel:
 
 
 def check_prefixes(
-    model: ResidualBase, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int
+    model: ResidualBase, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int, name: str = "prefixes"
 ) -> list[Tensor]:
-    """Prefixes as tensors on the language model's device; an empty one becomes its start token.
+    """Prefixes, which errors call `name`, as tensors on the language model's device; an empty one is its start token.
 
     Raises:
         ValueError: for none at all, ids outside the vocabulary, an empty one without a start token, and one that leaves
             language model or encoder no positions for `max_new_tokens`.
     """
-    lm, rows = check_parts(model), as_id_rows("prefixes", prefixes)
+    lm, rows = check_parts(model), as_id_rows(name, prefixes)
     size, device = num_embeddings(lm), lm.device  # looked up once: it is found among all parameters
     # The encoder's own tokens for the same text are counted when there are some.
     parts = [("language model", lm)] + ([] if model.config.retokenize else [("encoder", model.encoder)])
-    limits = [limit_of(part, model.config.max_sequence_length, name=name) for name, part in parts]
+    limits = [limit_of(part, model.config.max_sequence_length, name=called) for called, part in parts]
     found = []
     for row, prefix in enumerate(rows):
         ids = prefix.to(device)
         if not len(ids):
             if model.config.start_token_id is None:
                 raise ValueError(
-                    f"prefixes: row {row} is empty, and the language model has no bos_token_id to start from"
+                    f"{name}: row {row} is empty, and the language model has no bos_token_id to start from"
                 )
             ids = torch.tensor([model.config.start_token_id], device=device)
         for limit in limits:
             if limit is not None and len(ids) + max_new_tokens > limit.tokens:
                 raise ValueError(
-                    f"prefixes: row {row} has {len(ids)} tokens, with max_new_tokens {len(ids) + max_new_tokens}; "
+                    f"{name}: row {row} has {len(ids)} tokens, with max_new_tokens {len(ids) + max_new_tokens}; "
                     f"{limit.reason}"
                 )
         found.append(ids)
-    _check_ids("prefixes", found, size)
+    _check_ids(name, found, size)
     return found
 
 
@@ -129,6 +129,6 @@ def _check_ids(name: str, rows: list[Tensor], size: int) -> None:
 def unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tensor]:
     """Rows of a batch without their padding, on whichever side it is."""
     if not is_dense(input_ids) or input_ids.dim() != 2:
-        raise ValueError(f"input_ids must be a tensor of ids (B, P), got {shown(input_ids)}")
+        raise ValueError(f"input_ids must be a tensor of ids (B, P), got {shown(input_ids)}{advice_on_ids(input_ids)}")
     mask = as_mask("attention_mask", attention_mask, input_ids)
     return [ids[own] for ids, own in zip(input_ids, mask, strict=True)]
