@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
 from huggingface_hub import CommitInfo, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HTTPError  # of whichever client it uses
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.models.adapters import adapter_settings
@@ -84,5 +83,5 @@ def upload_errors(advice: str) -> Iterator[None]:
     """Says in an upload's error what is still there and what to do."""
     try:
         yield
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise OSError(f"the upload failed ({' '.join(str(error).split())}); {advice}") from error
