@@ -95,3 +95,17 @@ def test_samples_of_perplexities(estimate):
 def test_candidates_of_trainers(config_class, tmp_path):
     with pytest.raises(ValueError, match=f"num_candidates: .*{REFUSED}"):
         config_class(str(tmp_path), use_cpu=True, report_to=[], num_candidates=2**70)
+
+
+@pytest.mark.parametrize("name, length", [("delayed_acceptance", 3), ("final_block_size", 3), ("proposal_top_k", 9)])
+def test_numbers_beyond_a_length_are_that_length(name, length):
+    settings = {"lengths": 3, "num_chains": 2, "num_epochs": 2, "seed": 0}
+    beyond, same = (tiny_energy_model().generate(**settings, **{name: value}) for value in (2**70, length))
+    assert torch.equal(beyond.samples, same.samples)
+
+
+def test_a_stride_beyond_a_length_is_that_length():
+    ids = torch.tensor([[1, 5, 6, 2, 0], [1, 6, 5, 8, 2]])
+    model, mask = tiny_energy_model(), ids != 0
+    beyond = model.score_ids(ids, mask, variant="stride", stride=2**70)
+    torch.testing.assert_close(beyond, model.score_ids(ids, mask))  # each position in a row of its own

@@ -144,7 +144,8 @@ def _decide(
     known = proposed.known if saving.share_terms else torch.zeros_like(proposed.known)
     old_terms, old_extra = state.token_energies[chains], state.extra_energy[chains]
     extra = target.extra_energy(proposed.ids)
-    near = free if window is None else free & _within(window, block.positions[chains], free.shape[1])
+    length = free.shape[1]
+    near = free if window is None else free & _within(min(window, length), block.positions[chains], length)
     first = target.terms(proposed.ids, chains, near & ~known)
     terms = torch.where(known, proposed.known_terms, first)
     difference = ((terms - old_terms) * near).sum(1) + _extra_difference(old_extra, extra)

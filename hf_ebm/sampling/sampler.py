@@ -71,6 +71,7 @@ def run_epoch(
     """
     epoch, always = run.epoch, accepts_all(run.epoch, config)
     size = block_size_at(epoch, config.num_epochs, config.block_size, config.final_block_size)
+    size = min(size, target.free.shape[1])  # a schedule may go further
     temperature = temperature_at(
         epoch, config.energy_temperature, config.energy_temperature_decay, config.min_energy_temperature
     )

@@ -61,9 +61,10 @@ def _strided(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor,
     sources, columns = [], []
     for number, row in enumerate(scored):
         positions = row.nonzero()[:, 0]
-        for offset in range(min(stride, len(positions))):
+        rows = min(stride, len(positions))
+        for offset in range(rows):
             sources.append(number)
-            columns.append(positions[offset::stride])
+            columns.append(positions[offset::rows])
     width = max(map(len, columns))
     masked = torch.stack([torch.cat([c, c[-1:].expand(width - len(c))]) for c in columns])
     return torch.tensor(sources, device=scored.device), masked, masked
