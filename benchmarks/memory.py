@@ -27,8 +27,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
         str(folder / name) for name in ("texts.txt", "pairs.jsonl", "nbest.jsonl", "rows.jsonl")
     )
     found = {
-        "sample": ["sample", "--output", str(folder / "samples.jsonl")],
-        "sample --input": ["sample", "--input", str(folder / "masked.txt"), "--num_epochs", "2"],
+        "sample": ["sample", "--lengths", "6", "--output", str(folder / "samples.jsonl")],
+        "sample --input": ["sample", "--input", str(folder / "masked.txt")],
         "score": ["score", "--input", texts],
         "rerank": ["rerank", "--input", nbest],
         "negatives": ["negatives", "--input", texts, "--prefix_tokens", "3", "--output", rows],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import CONVERSION_ERRORS, as_callable, as_ids, name_of, row_numbers, shown
+from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.plain_values import as_number, as_whole, wholes
 
 DEFAULT_LIMIT = 2_000_000
@@ -99,6 +100,7 @@ def enumerate_distribution(
             f"{len(values)} tokens at {length} positions are {len(values)}^{length} sequences, above the limit of "
             f"{limit}"
         )
+    check_fits(enumeration_bytes(count, length), f"tokens, length: {len(values)}^{length} sequences take")
     base = len(values) ** torch.arange(length - 1, -1, -1)
     sequences = values[torch.arange(count)[:, None] // base % len(values)]
     try:

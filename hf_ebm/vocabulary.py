@@ -1,4 +1,4 @@
-"""How many ids a model knows."""
+"""How many ids a model knows, and how many it predicts."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def num_embeddings(model: PreTrainedModel) -> int:
     if not isinstance(weight, Tensor):
         raise ValueError(f"model: {type(model).__name__} has no matrix of input embeddings")
     return weight.shape[0]
+
+
+def num_outputs(model: PreTrainedModel) -> int:
+    """How many ids a model predicts."""
+    head = model.get_output_embeddings()
+    return model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]

@@ -1,17 +1,27 @@
 """What can't be kept is refused by name, before any work."""
 
+import math
 import re
 
 import pytest
 import torch
 
-from hf_ebm import memory
+from hf_ebm import enumerate_distribution, memory
 from hf_ebm.memory import machine_memory
 from hf_ebm.models.residual.perplexity import position_log_probs, residual_perplexity
-from hf_ebm.trainers import MGSConfig, MinimumRiskConfig, PolicyGradientConfig
+from hf_ebm.trainers import (
+    EnergyTrainer,
+    EnergyTrainingConfig,
+    MGSConfig,
+    MinimumRiskConfig,
+    PolicyGradientConfig,
+)
+from tests.causal_families import completion_rows
 from tests.conftest import tiny_energy_model
 from tests.models.residual_models import LENGTH, PREFIX, toy_residual
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
+from tests.seq2seq_families import tiny_seq2seq
+from tests.trainers import test_sampled_risk, test_trainers
 
 ENDLESS = 10**20
 REFUSED = "GiB or more, which is more than this machine's"
@@ -109,3 +119,48 @@ def test_a_stride_beyond_a_length_is_that_length():
     model, mask = tiny_energy_model(), ids != 0
     beyond = model.score_ids(ids, mask, variant="stride", stride=2**70)
     torch.testing.assert_close(beyond, model.score_ids(ids, mask))  # each position in a row of its own
+
+
+def test_enumeration(tmp_path):
+    exact = enumerate_distribution(lambda ids: ids.sum(1).double(), range(3), 4)
+    assert memory.enumeration_bytes(81, 4) == 3 * exact.sequences.nbytes + 3 * exact.energy.nbytes
+    with pytest.raises(ValueError, match=rf"tokens, length: 10\^13 sequences take.*{REFUSED}"):
+        enumerate_distribution(lambda ids: ids.sum(1), range(10), 13, limit=10**14)
+    config = EnergyTrainingConfig(str(tmp_path), objective="mle", enumeration_limit=10**30, report_to=[], use_cpu=True)
+    rows = [{"input_ids": [1, *[5] * 30, 2]}]
+    with pytest.raises(ValueError, match=rf"train_dataset: row 0: enumeration_limit allows 4\^30 .*{REFUSED}"):
+        EnergyTrainer(tiny_energy_model(), config, train_dataset=rows)
+
+
+PAIRS, PROMPTS = test_trainers.rows(), completion_rows()[:8]
+TARGETS = max(len(row["labels"]) for row in PAIRS)
+COMPLETED = max(int((row["labels"] != -100).sum()) for row in PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "kind, settings, sequences, tokens, named",
+    [
+        ("cross-entropy", {}, 8, TARGETS, "max_target_length"),
+        ("soft beam", {"beam_size": 3}, 8 * 3, TARGETS, "beam_size"),
+        ("soft beam", {"max_search_steps": 2}, 8 * 2, 2, "max_search_steps"),
+        ("soft beam", {"checkpoint_steps": True}, 8 * 2, 1, "checkpoint_steps"),
+        ("self-critical", {}, 8 * 3, None, "num_candidates, max_length_ratio"),
+    ],
+)
+def test_logits_of_trainers(kind, settings, sequences, tokens, named, tmp_path, monkeypatch):
+    if kind == "self-critical":
+        trainer = test_sampled_risk.trainer_of(kind, tmp_path, dataset=PROMPTS, **settings)
+        prompt = trainer.data_collator(PROMPTS)["labels"].shape[1] - COMPLETED
+        tokens = prompt + math.ceil(1.3 * COMPLETED)
+    else:
+        trainer = test_trainers.trainer_of(kind, tmp_path, tiny_seq2seq("bart"), PAIRS, **settings)
+    vocab_size = trainer.model.config.vocab_size
+    needed = 3 * torch.zeros(sequences, tokens, vocab_size).nbytes
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
+    kept = f"{sequences} sequences of {tokens} tokens for {vocab_size} ids"
+    with pytest.raises(ValueError, match=f"per_device_train_batch_size, .*{named}.*: logits of {kept} .*{REFUSED}"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    monkeypatch.setattr(memory, "machine_memory", lambda: needed)
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
+from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.context import is_model_input, refuse_needed_inputs
@@ -131,6 +132,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
             self.eval_dataset = {name: self._usable(name, data) for name, data in self.eval_dataset.items()}
         else:
             self.eval_dataset = self._usable("eval_dataset", self.eval_dataset)
+        self._known_work: dict[int, int] = {}  # by the number of free tokens
         self._check_work()
         if self.args.save_strategy != SaveStrategy.NO:
             self.energy_model.check_can_be_saved()  # not at the first save
@@ -204,6 +206,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     def _work(self, length: int, place: str) -> int:
         """Masked rows that are run for a row of so many free tokens. Raises `ValueError` beyond the limits."""
+        if length in self._known_work:
+            return self._known_work[length]
         count, args = len(self.tokens), self.args
         enumerable = count**length <= args.enumeration_limit
         if args.objective == "mle" and not enumerable:
@@ -211,9 +215,12 @@ class EnergyTrainer(RowLossMixin, Trainer):
                 f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} "
                 f"sequences, above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm'"
             )
+        if enumerable:
+            what = f"{place}: enumeration_limit allows {count}^{length} sequences, which take"
+            check_fits(enumeration_bytes(count**length, length), what, self.args.device)
         contexts, packed = num_context_rows(length, count), self._num_packed_rows(length)
         if length == 0 or (enumerable and self._has_tables):
-            return 0
+            return self._known_work.setdefault(length, 0)
         rows = contexts if args.objective == "mle" else min(contexts, packed) if enumerable else packed
         if rows > args.masked_row_limit:
             raise ValueError(
@@ -221,7 +228,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
                 f"tokens each, above masked_row_limit {args.masked_row_limit}; take objective 'mlm' ({length} of "
                 "them), shorter rows, a model with more excluded_token_ids, or a higher limit"
             )
-        return rows
+        return self._known_work.setdefault(length, rows)
 
     def _num_packed_rows(self, length: int) -> int:
         return num_conditional_rows(length, len(self.tokens), reads_own_token(self.energy_model._row_runner()))

@@ -11,8 +11,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
+from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number, as_whole
-from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decoding_length
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 # What the decoder's configuration says of samples too: where they end, and what it forces or forbids.
@@ -72,6 +73,15 @@ class SampledRiskTrainer(TaskLossTrainer):
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows
+
+    memory_settings = "per_device_train_batch_size, num_candidates, max_length_ratio"
+
+    def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
+        """Every candidate, as long as it may get."""
+        targets = int((labels != IGNORED).sum(1).max())
+        prompts = 0 if self.module.config.is_encoder_decoder else labels.shape[1] - targets
+        longest = prompts + decoding_length([range(targets)], self.args.max_length_ratio)
+        return len(labels) * self.args.num_candidates, longest
 
     def sample(
         self, pairs: SequencePairs, count: int, temperature: float = 1.0

@@ -14,11 +14,13 @@ from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, has_length
 
+from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
+from hf_ebm.vocabulary import num_outputs
 
 
 @dataclass
@@ -60,6 +62,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 
     config_class: ClassVar[type[SearchAwareConfig]] = SearchAwareConfig
     args: SearchAwareConfig
+    memory_settings = "per_device_train_batch_size, max_target_length"  # that logits grow with
     row_must_have = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
 
     def __init__(
@@ -91,6 +94,18 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
         if inputs["labels"].numel():
             _check_targets(self.model, inputs)
+        if self.model.training:
+            sequences, tokens = self.scored_at_once(inputs["labels"])
+            ids = num_outputs(self.model)
+            what = (
+                f"{self.memory_settings}: logits of {sequences} sequences of {tokens} tokens for {ids} ids are kept for "
+                "a batch"
+            )
+            check_fits(logit_bytes(sequences, tokens, ids), what, inputs["labels"].device)
+
+    def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
+        """Sequences, and tokens of each, whose logits are held with their gradients for a batch's labels (B, T)."""
+        return labels.shape[0], labels.shape[1]
 
     def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Rows with a label."""
@@ -175,8 +190,7 @@ def _check_targets(model: PreTrainedModel, inputs: dict) -> None:
     if check is not None:
         check(labels, inputs.get("attention_mask"))
         return
-    head = model.get_output_embeddings()
-    size = model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+    size = num_outputs(model)
     wrong = (labels != IGNORED) & ((labels < 0) | (labels >= size))
     if bool(wrong.any()):
         row, position = wrong.nonzero()[0].tolist()

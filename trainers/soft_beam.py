@@ -111,6 +111,13 @@ class SoftBeamTrainer(StepwiseTrainer):
         if beams > vocab_size:
             raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {beams}")
 
+    memory_settings = "per_device_train_batch_size, beam_size, checkpoint_steps, max_search_steps"
+
+    def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
+        """Every beam at every step, or with `checkpoint_steps` at one."""
+        tokens = labels[:, : self.args.max_search_steps].shape[1]
+        return len(labels) * self.args.beam_size, min(1, tokens) if self.args.checkpoint_steps else tokens
+
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         args = self.args
         alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)

@@ -9,12 +9,13 @@ from datasets import DatasetDict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.cli.common import moved
-from hf_ebm.cli.training_models import num_outputs, pretrained
+from hf_ebm.cli.training_models import pretrained
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.trainers.sequence_pairs import decoding_length
 from hf_ebm.trainers.task_loss import TaskLossConfig
+from hf_ebm.vocabulary import num_outputs
 
 
 @dataclass

@@ -188,9 +188,3 @@ def check_ids(model: PreTrainedModel, encoded: DatasetDict, padding: PreTrainedT
             f"model_name_or_path: the tokenizer uses the id {max(largest, padding.pad_token_id or 0)}, the model has "
             f"{size} embeddings; resize it with resize_token_embeddings"
         )
-
-
-def num_outputs(model: PreTrainedModel) -> int:
-    """How many ids a model predicts."""
-    head = model.get_output_embeddings()
-    return model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]

@@ -19,14 +19,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
+from hf_ebm.memory import BYTES_PER_LOGIT
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.head import Pass
 from hf_ebm.scoring.row_memory import RowMemory
 
 logger = logging.get_logger(__name__)
 
-# What a token in flight and a logit (in float32, its softmax and its gradient) are taken to weigh in memory.
-_BYTES_PER_TOKEN, _BYTES_PER_LOGIT = 65_536, 12
+# What a token in flight is taken to weigh in memory.
+_BYTES_PER_TOKEN = 65_536
 
 # A token whose gradient is wanted: every layer keeps something of it for the way back.
 _BYTES_PER_TOKEN_WITH_GRADIENT = 1_048_576
@@ -306,7 +307,7 @@ class RowRunner:
 
     def _logits_cost(self, rows: MaskedRows) -> int:
         """Tokens that weigh as much as a row's logits."""
-        return max(1, math.ceil(rows.read.shape[1] * self.vocab_size * _BYTES_PER_LOGIT / _BYTES_PER_TOKEN))
+        return max(1, math.ceil(rows.read.shape[1] * self.vocab_size * BYTES_PER_LOGIT / _BYTES_PER_TOKEN))
 
     def _run(
         self, sequences: Sequences, rows: MaskedRows, passes: list[Tensor], source: Tensor, reduce: Reducer
