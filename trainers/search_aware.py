@@ -98,8 +98,8 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             sequences, tokens = self.scored_at_once(inputs["labels"])
             ids = num_outputs(self.model)
             what = (
-                f"{self.memory_settings}: logits of {sequences} sequences of {tokens} tokens for {ids} ids are kept for "
-                "a batch"
+                f"{self.memory_settings}: logits of {sequences} sequences of {tokens} tokens for {ids} ids are kept "
+                "for a batch"
             )
             check_fits(logit_bytes(sequences, tokens, ids), what, inputs["labels"].device)
 
