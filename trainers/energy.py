@@ -215,7 +215,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
                 f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} "
                 f"sequences, above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm'"
             )
-        if enumerable:
+        if enumerable and (args.objective == "mle" or self._has_tables):
             what = f"{place}: enumeration_limit allows {count}^{length} sequences, which take"
             check_fits(enumeration_bytes(count**length, length), what, self.args.device)
         contexts, packed = num_context_rows(length, count), self._num_packed_rows(length)
