@@ -127,13 +127,14 @@ class Target:
                 continue
             place = f"extra_energies: entry {index} ({name_of(function)})"
             value = row_numbers(place, function(ids.clone()), len(ids), ids.device)
-            total = total + weight * value
-            wrong = total.isnan() | (total == -torch.inf) | (total.isinf() & value.isfinite())
+            term = weight * value
+            wrong = term.isnan() | (term == -torch.inf) | (term.isinf() & value.isfinite())
             if bool(wrong.any()):
                 raise ValueError(
                     f"{place} returned {float(value[wrong][0])}, which times its weight {weight} must be no NaN, no "
                     "minus infinity, and infinite only if it is"
                 )
+            total = total + term
         return total
 
     def unknown_state(self, ids: Tensor) -> ChainState:

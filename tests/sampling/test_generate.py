@@ -152,6 +152,17 @@ def test_a_constraint_that_is_never_met_is_told(warnings):
     assert tiny_energy_model().generate(**BASE).satisfied.all() and len(warnings.messages) == 1
 
 
+def test_a_constraint_goes_with_finite_terms_behind_it():
+    keyword = lambda ids: torch.where((ids == 8).any(1), 0.0, torch.inf)  # noqa: E731
+    fives = lambda ids: (ids == 5).sum(1).double()  # noqa: E731
+    prompt, settings = torch.tensor([[1, 5, 5, 5, 2]]), dict(num_chains=8, num_epochs=5, seed=0)
+    outputs = [
+        tiny_energy_model().generate(prompt, **settings, extra_energies=terms)
+        for terms in ([keyword, fives], [fives, keyword])
+    ]
+    assert not outputs[0].satisfied.all() and torch.equal(outputs[0].samples, outputs[1].samples)
+
+
 def test_a_run_that_ends_before_a_sample_is_kept_says_so(warnings):
     out = tiny_energy_model().generate(**BASE | {"num_epochs": 9, "burn_in": 4}, stopping_criteria=StopAfter(2))
     assert out.samples.shape[1] == 0
