@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -24,6 +26,7 @@ from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
+from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.scoring.conditionals import (
     conditional_log_probs,
     num_conditional_rows,
@@ -259,19 +262,29 @@ class EnergyTrainer(RowLossMixin, Trainer):
             # which it was called, so it is, on one row that counts for nothing.
             loss = 0 * model(input_ids=ids[:1], attention_mask=None if mask is None else mask[:1]).energy.sum()
         if self.args.objective == "mlm":
-            terms = token_energies(energy_model._row_runner(), sequences, scored, "local")
+            with self._autocast():
+                terms = token_energies(energy_model._row_runner(), sequences, scored, "local")
             return LossTerms(loss + terms.sum(), rows)
         for length, group in _by_length(scored).items():
             part = sequences._replace(
                 ids=sequences.ids[group], start=sequences.start[group.cpu()], stop=sequences.stop[group.cpu()]
             )
-            own, log_z = self._sum(energy_model, part, scored[group], length)
+            with self._autocast():
+                own, log_z = self._sum(energy_model, part, scored[group], length)
             loss = loss + own
             if log_z is not None:
                 total = (log_z * len(group), torch.tensor(len(group), device=ids.device))
                 before = logged.get("log_partition", (0.0, 0))
                 logged["log_partition"] = (before[0] + total[0], before[1] + total[1])
         return LossTerms(loss, rows, logged)
+
+    def _autocast(self) -> AbstractContextManager:
+        """What the arguments say of half precision, for passes that go past the forward in which accelerate puts it.
+
+        Without its cache: where the head is verified weights are cast without gradients, and torch before 2.11 goes on
+        with these (pytorch/pytorch#112583).
+        """
+        return self.accelerator.autocast(AutocastKwargs(cache_enabled=False))
 
     def _sum(
         self, model: EnergyModel, sequences: Sequences, scored: Tensor, length: int
@@ -327,7 +340,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
         context_logits = getattr(model.mlm, "context_logits", None)
         if context_logits is not None:
             tables = context_logits(before, behind, tokens, length)
-            tables = [token_scores(table, tokens, config.energy) for table in tables]
+            tables = [token_scores(at_least_float32(table), tokens, config.energy) for table in tables]
         else:
             left, right = (torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind))
             tables = scores_in_contexts(model._row_runner(), left, right, tokens, length, config.energy)
@@ -335,11 +348,12 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     @torch.no_grad()
     def _teacher_log_probs(self, sequences: Sequences, scored: Tensor, tokens: Tensor) -> Tensor:
-        """The teacher's masked conditionals over the tokens, (N, V)."""
+        """The teacher's masked conditionals over the tokens, (N, V), as precise as its weights."""
         source, position = scored.nonzero(as_tuple=True)
         rows = MaskedRows(source, position[:, None], position[:, None])
         runner = self.teacher._row_runner()
-        return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
+        with torch.autocast(scored.device.type, enabled=False):
+            return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
 
 
 class EnergyCollator:

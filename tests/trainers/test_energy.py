@@ -161,25 +161,6 @@ def test_passes_that_are_run_again_give_exact_gradients(tmp_path, monkeypatch, k
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-10, atol=1e-10, msg=name)
 
 
-@pytest.mark.half_precision
-@pytest.mark.parametrize("kind", ["bert", "bilstm"])
-def test_a_step_in_half_precision_is_close_to_one_in_full(tmp_path, kind):
-    for objective in ("mle", "pll", "mlm", "kl+pll"):
-        teacher = make(kind, "raw", seed=3).float() if "kl" in objective else None
-        losses = []
-        for changes in ({}, {"bf16": True}, {"bf16": True, "enumeration_limit": 1}):
-            if objective == "mle" and "enumeration_limit" in changes:
-                continue
-            trainer = EnergyTrainer(
-                make(kind, "raw").float(), arguments(tmp_path, objective, **changes), teacher=teacher,
-                train_dataset=[{"input_ids": row} for row in ROWS],
-            )  # fmt: skip
-            trainer.train()
-            losses.append(float(trainer.state.log_history[0]["loss"]))
-            assert all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters())
-        assert losses[1:] == pytest.approx([losses[0]] * len(losses[1:]), rel=0.02)
-
-
 def test_a_hyperparameter_search_may_keep_its_value_in_the_trainer(tmp_path):
     rows = [{"input_ids": row} for row in ROWS]
     trainer = EnergyTrainer(make("bilstm", "raw"), arguments(tmp_path, "pll"), train_dataset=rows)
