@@ -6,6 +6,7 @@ plain elsewhere, in `plain_values`.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any, TypeGuard
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 CONVERSION_ERRORS = (TypeError, ValueError, RuntimeError, OverflowError)  # what `torch.as_tensor` raises
+SURROGATES = re.compile("[\ud800-\udfff]")
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
@@ -46,6 +48,19 @@ def as_truth(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
+
+
+def as_string(name: str, value: object) -> str:
+    """`value` itself. Raises `ValueError` unless it is a string of whole characters."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {shown(value)}")
+    half = None if value.isascii() else SURROGATES.search(value)
+    if half:
+        raise ValueError(
+            f"{name} holds half of a surrogate pair, U+{ord(half.group()):04X}, at character {half.start()}, which is "
+            "no character; take it out"
+        )
+    return value
 
 
 def as_list(name: str, given: object, of: str) -> list:

@@ -96,9 +96,7 @@ def _config(name: str, where: dict) -> PreTrainedConfig:
 def read_texts(arguments: ContinuationArguments) -> Records:
     """The records whose texts are read. Raises `ValueError` for one without a text."""
     records = read_records(arguments.input, arguments.text_column).first(arguments.max_rows)
-    for number, text in enumerate(records.column(arguments.text_column)):
-        if not isinstance(text, str):
-            raise ValueError(f"{arguments.input}: record {number} must have a text as {arguments.text_column!r}")
+    records.texts(arguments.text_column)
     return records
 
 
@@ -118,7 +116,7 @@ def continuations(
             f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
             f"{arguments.prefix_tokens} and {arguments.max_new_tokens}"
         )
-    texts = records.column(arguments.text_column)
+    texts = records.texts(arguments.text_column)
     if not arguments.fragments and not end_ids:
         raise ValueError("fragments must be given: the model has no end token")
     report_unknown(tokenizer, arguments.input, texts, arguments.unknown_tokens)

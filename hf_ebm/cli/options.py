@@ -30,7 +30,12 @@ class _Parser(HfArgumentParser):
     def __init__(self, dataclasses: list, command: str, description: str):
         prog = f"hf-ebm {command}"
         # The options one by one would hide the message below them.
-        shown: dict[str, Any] = {"usage": f"{prog} [options]", "description": description, "formatter_class": _Help}
+        shown: dict[str, Any] = {
+            "usage": f"{prog} [options]",
+            "description": description,
+            "formatter_class": _Help,
+            "allow_abbrev": False,
+        }
         super().__init__(dataclasses, prog=prog, **shown)
 
     def error(self, message: str) -> NoReturn:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow
 
+from hf_ebm.checks import as_string, shown
 from hf_ebm.cli.common import ModelArguments, load_model
 from hf_ebm.cli.options import parse
-from hf_ebm.cli.tables import Output, check_writable, read_records
+from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.energy.encoding import as_texts
+from hf_ebm.plain_values import as_number
 
 _ADDED = {
     "best": pyarrow.string(), "order": pyarrow.list_(pyarrow.int64()),
@@ -45,20 +48,14 @@ def run(argv: list[str]) -> None:
     further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
-    for column, kind in ((arguments.candidates_column, str), (arguments.scores_column, (int, float))):
-        for number, value in enumerate(records.column(column) if column else []):
-            if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-                what = "texts" if kind is str else "numbers"
-                raise ValueError(f"{arguments.input}: {column!r} of record {number} must be a list of {what}")
-    candidates = records.column(arguments.candidates_column)
-    base = records.column(arguments.scores_column) if arguments.scores_column else None
-    before = records.column(arguments.prefix_column) if arguments.prefix_column else None
+    candidates = _lists(records, arguments.candidates_column, as_string)
+    base = _lists(records, arguments.scores_column, as_number) if arguments.scores_column else None
+    before = records.texts(arguments.prefix_column) if arguments.prefix_column else None
     output = Output(arguments.output, records, _ADDED)
     model, tokenizer = load_model(which, residual=True)
     how = {}
     if before is not None:
-        prefixes = as_texts(str(arguments.prefix_column), before)
-        how["prefixes"] = [prefix for prefix, own in zip(prefixes, candidates, strict=True) for _ in own]
+        how["prefixes"] = [prefix for prefix, own in zip(before, candidates, strict=True) for _ in own]
     if isinstance(model, EnergyModel):
         how |= {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
     elif further or any(one is not None for one in (arguments.variant, which.token_budget, which.energy)):
@@ -83,3 +80,14 @@ def run(argv: list[str]) -> None:
             for row, own in enumerate(candidates)
         ]
     )  # fmt: skip
+
+
+def _lists(records: Records, column: str, checked: Callable[[str, object], Any]) -> list[list]:
+    """Every record's list in a field, none empty, of entries that are `checked`."""
+    lists = []
+    for row, entries in enumerate(records.column(column)):
+        place = f"{records.path}: {column!r} of record {row}"
+        if not isinstance(entries, list) or not entries:
+            raise ValueError(f"{place} must be a list that isn't empty, got {shown(entries)}")
+        lists.append([checked(f"{place}, entry {number}", entry) for number, entry in enumerate(entries)])
+    return lists

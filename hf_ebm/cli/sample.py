@@ -24,7 +24,7 @@ from hf_ebm.cli.common import ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.energy.encoding import as_texts, encode_plain
+from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.energy.prompts import longest_of
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined
@@ -95,7 +95,8 @@ class SampleArguments:
     text: str | None = field(default=None, metadata={"help": "A single prompt."})
     text_column: str = field(default="text", metadata={"help": "Field of the input that holds the text."})
     rewrite: bool = field(
-        default=False, metadata={"help": "Prompts without a mask are meant to be rewritten as wholes: no warning."}
+        default=False,
+        metadata={"help": "Prompts without a mask of this model are meant to be rewritten as wholes: no warning."},
     )
     output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
     chains_at_once: int = field(default=64, metadata={"help": "Chains run together; changes speed and memory only."})
@@ -113,7 +114,7 @@ def run(argv: list[str]) -> None:
     check_writable(arguments.output)
     state = joined(which.device)
     given = _given(arguments, state)
-    prompts = None if given is None else as_texts("input", given.column(arguments.text_column))
+    prompts = None if given is None else given.texts(arguments.text_column)
     # A prompt's own `text` becomes the sample; under another name it is carried along like other fields.
     filled = given.without("text") if given is not None and arguments.text_column == "text" else given
     output = Output(arguments.output, filled, _ADDED)
@@ -129,7 +130,7 @@ def run(argv: list[str]) -> None:
         if state.is_main_process or which.unknown_tokens == "error":
             report_unknown(tokenizer, "prompts", prompts, which.unknown_tokens)
         if state.is_main_process and not arguments.rewrite:
-            _warn_of_whole_prompts(prompts, encoded, tokenizer)
+            _warn_of_masks(prompts, encoded, tokenizer)
         inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
@@ -173,17 +174,24 @@ def _settings(chain_arguments: object) -> dict[str, Any]:
     return settings
 
 
-def _warn_of_whole_prompts(prompts: list[str], encoded: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """All of a prompt without a mask is free, which someone who typed another model's mask doesn't expect."""
+def _warn_of_masks(prompts: list[str], encoded: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+    """All of a prompt without a mask is free, which someone who typed another model's mask doesn't expect.
+
+    Nor that such a mask stays where there are masks of this model.
+    """
+    masks = [dict.fromkeys(_MASKS.findall(prompt.replace(tokenizer.mask_token, ""))) for prompt in prompts]
+    rows = [f"row {row}" + (f" (with {', '.join(map(repr, own))})" if own else "") for row, own in enumerate(masks)]
     whole = [row for row, ids in enumerate(encoded) if tokenizer.mask_token_id not in ids]
-    if not whole:
-        return
-    others = {row: found.group() for row in whole if (found := _MASKS.search(prompts[row]))}
-    told = [f"row {row}" + (f" (with {others[row]!r})" if row in others else "") for row in whole[:5]]
-    logger.warning(
-        f"prompts: {len(whole)} of {len(prompts)} rows hold no {tokenizer.mask_token}, this model's mask, and are "
-        f"rewritten as wholes: {', '.join(told)}{', …' if len(whole) > 5 else ''}. --rewrite says that this is meant."
-    )
+    other = [row for row, own in enumerate(masks) if own and row not in set(whole)]
+    for found, what in (
+        (whole, f"hold no {tokenizer.mask_token}, this model's mask, and are rewritten as wholes"),
+        (other, f"hold another mask than {tokenizer.mask_token}, this model's, which is text like any other"),
+    ):
+        if found:
+            told = ", ".join(rows[row] for row in found[:5]) + (", …" if len(found) > 5 else "")
+            logger.warning(
+                f"prompts: {len(found)} of {len(prompts)} rows {what}: {told}. --rewrite says that this is meant."
+            )
 
 
 def _given(arguments: SampleArguments, state: PartialState) -> Records | None:

@@ -46,11 +46,12 @@ def run(argv: list[str]) -> None:
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.text_column)
     columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
-    contexts: dict[str, Any] = {name: records.column(column) for name, column in columns.items() if column}
+    contexts: dict[str, Any] = {name: records.texts(column) for name, column in columns.items() if column}
+    texts = records.texts(arguments.text_column)
     output = Output(arguments.output, records, _ADDED | (_DETAILS if arguments.details else {}))
     model, tokenizer = load_model(which)
     result = model.score(
-        records.column(arguments.text_column),
+        texts,
         tokenizer,
         variant=arguments.variant,
         stride=arguments.stride,

@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from hf_ebm.checks import as_string
 from hf_ebm.cli.json_lines import from_lines, to_json
 
 LINES = (".jsonl", ".ndjson", ".json")
 # What pyarrow raises for values that no column can hold, and for those of a column that Python has no value for.
-_UNFIT = (pyarrow.ArrowException, ArithmeticError, ValueError, TypeError)
+_UNFIT = (pyarrow.ArrowException, ArithmeticError, OSError, ValueError, TypeError)
 
 
 class Records(ABC):
@@ -41,6 +42,10 @@ class Records(ABC):
     @abstractmethod
     def column(self, name: str) -> list[Any]:
         """Every record's value of a field. Raises `ValueError` for a record that hasn't got it."""
+
+    def texts(self, name: str) -> list[str]:
+        """Every record's text in a field. Raises `ValueError` for a record that has none there, or no text."""
+        return [as_string(f"{self.path}: {name!r} of record {row}", text) for row, text in enumerate(self.column(name))]
 
     @abstractmethod
     def first(self, count: int | None) -> Records:
@@ -97,7 +102,8 @@ class LineRecords(Records):
             column = pyarrow.array(values)
             if pyarrow.types.is_floating(column.type) and any(isinstance(value, bool) for value in values):
                 raise ValueError("it holds numbers and truth values")
-            pyarrow.parquet.write_table(pyarrow.table({name: column[:0]}), pyarrow.BufferOutputStream())
+            pyarrow.parquet.write_table(pyarrow.table({name: column[:0]}), written := pyarrow.BufferOutputStream())
+            pyarrow.parquet.read_schema(written.getvalue())  # what is nested too deeply can be written alone
         except _UNFIT as error:
             raise ValueError(
                 f"{self.path}: the field {name!r} cannot be a column of Parquet: {error}; write .jsonl, which keeps it"
@@ -242,8 +248,11 @@ def read_records(path: str, column: str) -> Records:
     records: Records
     if ending == ".parquet" and path != "-":
         try:
-            # With partitioning a folder's name could become a column.
-            records = ParquetRecords(path, pyarrow.parquet.read_table(path, partitioning=None))
+            if os.path.isdir(path):  # of files; with partitioning the folder's own name could become a column
+                content = pyarrow.parquet.read_table(path, partitioning=None)
+            else:
+                content = pyarrow.parquet.ParquetFile(path).read()
+            records = ParquetRecords(path, content)
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path}: not Parquet: {error}") from error
     elif path == "-":

@@ -10,7 +10,7 @@ from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
-from hf_ebm.models.energy.encoding import as_texts, encode_plain
+from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from hf_ebm.unknown_tokens import report_unknown
 
@@ -82,7 +82,7 @@ def _arguments(name: str, energy: str | None) -> ModelArguments:
 
 
 def _texts(path: str, column: str) -> list[str]:
-    texts = as_texts(column, read_records(path, column).column(column))
+    texts = read_records(path, column).texts(column)
     if not texts:
         raise ValueError(f"{path}: there are no texts")
     return texts

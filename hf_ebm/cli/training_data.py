@@ -10,6 +10,7 @@ import datasets
 from datasets import Dataset, DatasetDict
 from huggingface_hub import HfApi, constants
 
+from hf_ebm.checks import as_string
 from hf_ebm.cli.common import first_line
 from hf_ebm.cli.tables import read_records
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
@@ -159,11 +160,11 @@ def _read_file(path: str, columns: list[str]) -> Dataset:
     records = _read_csv(path) if ending == ".csv" else read_records(path, columns[0]).rows()
     for number, record in enumerate(records):
         for column in columns:
-            if not isinstance(record.get(column), str):
+            if column not in record:
                 raise ValueError(
-                    f"{path}: row {number} must have a text as {column!r}, got {record.get(column)!r}; its columns are "
-                    f"{', '.join(map(str, record))}"
+                    f"{path}: row {number} has no {column!r}; its columns are {', '.join(map(str, record))}"
                 )
+            as_string(f"{path}: {column!r} of row {number}", record[column])
     return Dataset.from_dict({column: [record[column] for record in records] for column in columns})
 
 

@@ -13,7 +13,7 @@ def plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
     """Ids of texts without special tokens around them. Raises `ValueError` for texts that can't be tokenized."""
     try:
         return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
-    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
+    except Exception as error:  # tokenizers raise what they like on text they can't take
         raise ValueError(f"texts cannot be tokenized: {error}") from error
 
 

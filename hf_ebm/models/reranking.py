@@ -68,12 +68,12 @@ class RerankMixin:
             score_arguments: as for `score`.
 
         Raises:
-            ValueError: for an empty list, or base scores of other sizes than the lists.
+            ValueError: for an empty list, base scores of other sizes than the lists, a negative `length_normalization`.
         """
         lists = _checked_candidates(candidates)
         base = _checked_base_scores(base_scores, lists)
         weight = as_number("weight", weight)
-        length_normalization = as_number("length_normalization", length_normalization)
+        length_normalization = as_number("length_normalization", length_normalization, least=0.0)
         scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
         divisors = scored.num_tokens.clamp(min=1).double() ** length_normalization
         if not bool((divisors.isfinite() & (divisors > 0)).all()):

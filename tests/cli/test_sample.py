@@ -174,7 +174,7 @@ def test_prompts_from_a_file_and_parquet_output(model_folder, tmp_path):
 
 def test_prompts_without_the_models_mask_are_told(model_folder, tmp_path, caplog):
     source = tmp_path / "prompts.txt"
-    source.write_text("the [MASK] sat\nthe <mask> sat\nthe cat sat\n")
+    source.write_text("the [MASK] sat\nthe <mask> sat\nthe cat sat\n[MASK] cat ___\n")
     arguments = (
         "sample",
         "--model",
@@ -192,8 +192,9 @@ def test_prompts_without_the_models_mask_are_told(model_folder, tmp_path, caplog
     run(*arguments, "--output", tmp_path / "meant.jsonl", "--rewrite", "true")
     logging.disable_propagation()
     assert told == caplog.messages  # the second command says nothing
-    assert told[0].startswith("prompts: 2 of 3 rows hold no [MASK], this model's mask, and are rewritten as wholes: ")
-    assert told[0].endswith("row 1 (with '<mask>'), row 2. --rewrite says that this is meant.") and len(told) == 1
+    assert told[0].startswith("prompts: 2 of 4 rows hold no [MASK], this model's mask, and are rewritten as wholes: ")
+    assert told[0].endswith("row 1 (with '<mask>'), row 2. --rewrite says that this is meant.") and len(told) == 2
+    assert told[1].startswith("prompts: 1 of 4 rows hold another mask than [MASK]") and "row 3 (with '___')" in told[1]
     assert read(tmp_path / "told.jsonl") == read(tmp_path / "meant.jsonl")
 
 

@@ -87,7 +87,7 @@ def test_rerank(model_folder, tmp_path):
         (["score", "--input", "IN", "--output", "."], "is a folder"),
         (["score", "--input", "IN", "--device", "meta"], "device 'meta' cannot be used"),
         (["score", "--input", "IN", "--energy", "free"], "energy must be one of"),
-        (["rerank", "--input", "LETTERS"], "must be a list of texts"),
+        (["rerank", "--input", "LETTERS"], "of record 0 must be a list that isn't empty, got 'abc'"),
         (["sample", "--text", "the [MASK]", "--lengths", "3"], "lengths was given together with prompts"),
         (["sample", "--input", "EMPTY"], "there are no prompts"),
     ],

@@ -19,6 +19,11 @@ TEXT, MASKED = ["the cat", "dog sat", "mat"], ["the cat [MASK]", "dog [MASK] sat
 FEW = ["--num_chains", "1", "--num_epochs", "1"]
 
 
+def nested(depth: int) -> list:
+    """A list in a list in a list …"""
+    return [nested(depth - 1)] if depth else []
+
+
 def every_type() -> pa.Table:
     """A column of every type that Parquet can hold, with a null in each."""
     day, money, inner = datetime.date, decimal.Decimal, pa.struct([("a", pa.uint64()), ("b", pa.list_(pa.string()))])
@@ -162,6 +167,7 @@ def test_fields_that_come_and_go_all_stay(command, model_folder, tmp_path):
         ("empty", [{}, {}]),
         ("half", ["\ud83d", ""]),
         ("exact", [2**53 + 1, 0.5]),
+        ("deep", [nested(400), None]),
     ],
 )
 def test_what_no_column_can_hold_is_refused_by_name_before_the_model_is_loaded(
@@ -295,7 +301,23 @@ def test_no_records_are_no_records(command, model_folder, tmp_path):
         ("in.jsonl", '{"text": "a"}\n' + '{"text": ' + "[" * 3000 + "]" * 3000 + "}\n", "line 2 is nested too deeply"),
         ("in.jsonl", '{"text": "a", "m": ' + "[" * 900 + "]" * 900 + "}\n", "nested too deeply to be written as JSON"),
         ("in.jsonl", '{"text": "a", "id": ' + "9" * 5000 + "}\n", "line 1 is not JSON"),
-        ("in.jsonl", '[{"text": "a"}]\n', "line 1 must be a JSON object, got list"),
+        (
+            "in.jsonl",
+            '[{"text": "a"}]\n',
+            "line 1 must be a JSON object, got list; a record stands on a line of its own",
+        ),
+        ("in.json", '[\n{"text": "a"}\n]\n', "a record stands on a line of its own"),
+        (
+            "in.jsonl",
+            '{"text": "a"}\n{"text": "b", "m": {"a": 1, "b": 2, "a": 3}}\n',
+            "line 2 is not JSON: the name 'a'",
+        ),
+        ("in.jsonl", '{"text": "a"}\n{"text": null}\n', "'text' of record 1 must be a string, got None"),
+        (
+            "in.jsonl",
+            '{"text": "half: \\ud83d"}\n',
+            "'text' of record 0 holds half of a surrogate pair, U+D83D, at character 6",
+        ),
         ("in.jsonl", '{"text": "a"}\n"\udcff"\n', "not UTF-8"),
         ("in.txt", "a\n\udcff\n", "not UTF-8"),
         ("in.parquet", "text\n", "in.parquet: not Parquet"),
@@ -316,3 +338,46 @@ def test_very_long_lines_and_devices(model_folder, tmp_path):
     run("score", "--model", model_folder, "--input", tmp_path / "in.jsonl", "--output", "/dev/null")
     with pytest.raises(SystemExit):
         run("sample", "--model", model_folder, "--lengths", "3", "--output", "/dev/null")
+
+
+def test_columns_of_one_name_are_refused_by_it(tmp_path, capsys):
+    pq.write_table(pa.table([["the"], [1], [2]], names=["text", "a", "a"]), tmp_path / "in.parquet")
+    with pytest.raises(SystemExit):
+        run("score", "--model", "no/such-model", "--input", tmp_path / "in.parquet")
+    assert "in.parquet: it has several columns 'a'; rename them" in capsys.readouterr().err
+
+
+def test_a_folder_of_parquet_is_a_table(model_folder, tmp_path):
+    (tmp_path / "kind=1.parquet").mkdir()
+    for number, text in enumerate(["the cat", "dog"]):
+        pq.write_table(pa.table({"text": [text]}), tmp_path / "kind=1.parquet" / f"part{number}.parquet")
+    run("score", "--model", model_folder, "--input", tmp_path / "kind=1.parquet", "--output", tmp_path / "out.jsonl")
+    assert [(record["text"], "kind" in record) for record in read(tmp_path / "out.jsonl")] == [
+        ("the cat", False), ("dog", False),
+    ]  # fmt: skip
+
+
+TEXT_READERS = {
+    "score": ("text", []), "score ": ("before", ["--prefix_column", "before"]), "sample": ("text", []),
+    "rerank": ("candidates", []), "negatives": ("text", ["--output", "out.jsonl"]), "perplexity": ("text", []),
+    "train energy": ("text", ["--output_dir", "out"]), "train mgs": ("source", ["--output_dir", "out", "--model_name_or_path", "lstm"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", TEXT_READERS)
+@pytest.mark.parametrize(
+    "text,message", [("a \ud83d", "holds half of a surrogate pair"), (7, "must be a string, got 7")]
+)
+def test_what_is_no_text_is_told_by_file_field_and_record(command, text, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    name, options = TEXT_READERS[command]
+    record = {"text": "the", "before": "a", "candidates": ["a"], "source": "a", "target": "b"}
+    wrong = record | {name: ["a", text] if name == "candidates" else text}
+    lines(tmp_path / "in.jsonl", [record, wrong])
+    option = {"train energy": "--train_file", "train mgs": "--task"}.get(command, "--input")
+    with pytest.raises(SystemExit):
+        run(*command.split(), option, "in.jsonl", *options)
+    (told,) = capsys.readouterr().err.splitlines()
+    place = "of row 1" if command == "train mgs" else "of record 1"
+    assert "in.jsonl: " in told and repr(name) in told and place in told and message in told
+    assert os.listdir(tmp_path) == ["in.jsonl"]

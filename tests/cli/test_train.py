@@ -262,7 +262,7 @@ REFUSED = {
     "--predict_with_generate": "predict_with_generate was given without an evaluation",
     "--eval_split dev --do_eval": "is a file, which has no splits",
     "--task {d}/empty.jsonl": "empty.jsonl: there are no rows",
-    "--task {d}/null.jsonl": "null.jsonl: row 0 must have a text as 'target', got None",
+    "--task {d}/null.jsonl": "null.jsonl: 'target' of row 0 must be a string, got None",
     "--task {d}/ragged.csv": "ragged.csv: line 3 has 1 cells, the header 2",
     "--task {d}/none.jsonl": "No such file",
     "--task {d}/notes.txt": "must end in .jsonl",

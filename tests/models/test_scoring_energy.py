@@ -161,7 +161,7 @@ def test_a_pad_token_added_later_changes_nothing():
     [
         (["fine", "the cat " * 80], r"row 1 has \d+ tokens, the model has positions for 129"),
         (["fine", "the [MASK] sat"], "row 1 holds the mask token"),
-        (["fine", None], "row 1 must be a string, got NoneType"),
+        (["fine", None], "row 1 must be a string, got None"),
         (["fine", b"bytes"], "row 1 must be a string"),
         (["fine", "bad \ud800 surrogate"], "row 1 cannot be tokenized"),
     ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from hf_ebm.checks import shown
+from hf_ebm.checks import as_string, shown
 from hf_ebm.models.position_limits import Limit, limit_of
 from hf_ebm.plain_values import as_path
 
@@ -61,10 +61,11 @@ def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
     """One string per row from a list, a generator, a column of a data set, an open file, or the path of a file.
 
     Raises:
-        ValueError: for a row that is no string, naming it; another kind of container; a file that can't be read.
+        ValueError: for a row that is no string of whole characters, naming it; another kind of container; a file that
+            can't be read.
     """
     if isinstance(texts, str):
-        return [texts]
+        return [as_string(name, texts)]
     if isinstance(texts, os.PathLike):
         try:
             with open(as_path(name, texts), encoding="utf-8-sig", newline="\n") as file:
@@ -78,9 +79,8 @@ def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
     from_file = hasattr(texts, "readline")
     rows = []
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"{name}: row {number} must be a string, got {type(text).__name__}")
-        rows.append(text.rstrip("\r\n") if from_file else text)
+        whole = as_string(f"{name}: row {number}", text)
+        rows.append(whole.rstrip("\r\n") if from_file else whole)
     return rows
 
 
@@ -142,7 +142,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, name: str, row: int, text: str
     """What the tokenizer makes of a text; `ValueError` naming the row where it can't take it."""
     try:
         return tokenizer(text, verbose=False, **options)
-    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
+    except Exception as error:  # tokenizers raise what they like on text they can't take
         raise ValueError(f"{name}: row {row} cannot be tokenized: {error}") from error
 
 
