@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import check_choice, shown
+from hf_ebm.checks import as_string, check_choice, shown
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.plain_values import number
@@ -123,9 +123,10 @@ def token_limit(model: EnergyModel) -> int:
 
 def token_ids(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> list[int]:
     """Ids of a text. Raises `ValueError`, naming it, where it can't be tokenized or is too long; nothing is cut."""
+    as_string(name, text)
     try:
         ids = list(tokenizer(text, verbose=False)["input_ids"])
-    except Exception as error:  # tokenizers raise what they like on text they can't take (lone surrogates, say)
+    except Exception as error:  # tokenizers raise what they like on text they can't take
         raise ValueError(f"{name} cannot be tokenized: {error}") from error
     if len(ids) > token_limit(model):
         raise ValueError(f"{name} is too long: it has {len(ids)} tokens, at most {token_limit(model)} fit")

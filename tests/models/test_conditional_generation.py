@@ -165,7 +165,7 @@ def test_settings_of_the_model_and_of_generate_hold(tokenizer):
         (dict(sources=["a </s>", "b"]), "row 0 holds the special token '</s>'"),
         (dict(lengths="sample", length_model="x"), "length_model must be a sequence classifier .* got str"),
         (dict(lengths="sample", length_model="given", block_size=2), "block_size 2 may be above a length"),
-        (dict(sources=["a", "b \ud800"]), "sources: row 1 cannot be tokenized"),
+        (dict(sources=["a", "b \ud800"]), "sources: row 1 holds half of a surrogate pair"),
         (dict(generation_config={}), "generation_config must be a ChainGenerationConfig, got dict"),
         (dict(input_ids=torch.zeros(1, 2)), "input_ids has no place"),
         (dict(chain_keys=[(0, 0)]), "chain_keys has no place"),

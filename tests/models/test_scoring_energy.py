@@ -163,7 +163,7 @@ def test_a_pad_token_added_later_changes_nothing():
         (["fine", "the [MASK] sat"], "row 1 holds the mask token"),
         (["fine", None], "row 1 must be a string, got None"),
         (["fine", b"bytes"], "row 1 must be a string"),
-        (["fine", "bad \ud800 surrogate"], "row 1 cannot be tokenized"),
+        (["fine", "bad \ud800 surrogate"], "row 1 holds half of a surrogate pair"),
     ],
 )
 def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message):

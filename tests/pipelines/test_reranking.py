@@ -112,7 +112,7 @@ def test_an_encoder_decoder_takes_its_encoders_text():
     assert_like(made(inputs, batch_size=3), as_lists(LISTS, expected))
     assert flat[0] == "god" and made(inputs[0]) != made(inputs[0] | {"encoder_text": "heaven"})
     del inputs[1]["encoder_text"]
-    with pytest.raises(ValueError, match=r"encoder_texts: row 3 must be a string, got NoneType \(inputs 0 to 3\)"):
+    with pytest.raises(ValueError, match=r"encoder_texts: row 3 must be a string, got None \(inputs 0 to 3\)"):
         made(inputs, batch_size=4)
     with pytest.raises(ValueError, match=r"encoder_texts: .* conditional on an encoder input \(input 0\)"):
         made(inputs[1])
