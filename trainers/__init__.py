@@ -2,6 +2,7 @@
 
 - `loss_terms`: what all trainers share; `search_aware`: what those of sequence-to-sequence models share, and
   `CrossEntropyTrainer`, their baseline;
+- `stepwise`: what those that decode step by step share, their schedules among it;
 - `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
 - `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
   models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share;

@@ -10,7 +10,6 @@ from torch import nn
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.schedules import (
-    check_inverse_temperature,
     check_teacher_forcing,
     inverse_temperature,
     teacher_forcing_probability,
@@ -19,22 +18,23 @@ from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_token
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
-from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+from hf_ebm.trainers.loss_terms import LossTerms
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
+from hf_ebm.trainers.stepwise import StepwiseConfig, StepwiseTrainer
+
+_ALL_GOLD = 0.99  # probability of gold inputs from which on training is teacher forcing for all practical purposes
 
 
 @dataclass
-class ScheduledSamplingConfig(SearchAwareConfig):
-    """Arguments of `ScheduledSamplingTrainer`, beside those of `Seq2SeqTrainingArguments`.
+class ScheduledSamplingConfig(StepwiseConfig):
+    """Arguments of `ScheduledSamplingTrainer`, beside those of `StepwiseConfig`.
 
     Args:
         inputs: what the decoder reads where it doesn't read gold: `argmax`, `sample` (Bengio et al. 2015), or their
             relaxations `soft_argmax`, `soft_sample` (Goyal, Dyer and Berg-Kirkpatrick 2017).
-        alpha: inverse temperature of the relaxations in the first epoch.
-        alpha_growth: its factor from epoch to epoch; 1 keeps it constant.
         teacher_forcing_schedule: `inverse_sigmoid`, `linear`, `constant` or `always` (the model's inputs from the first
-            step on); all but the last begin with one epoch of gold inputs.
-        decay_strength: k of the inverse sigmoid.
+            step on), by `schedule_unit`; all but the last begin with one unit of gold inputs.
+        decay_strength: k of the inverse sigmoid, which is at 1/2 after `k log k` units.
         teacher_forcing_probability: of `constant`, and at the end of `linear`.
 
     Raises:
@@ -42,8 +42,6 @@ class ScheduledSamplingConfig(SearchAwareConfig):
     """
 
     inputs: str = field(default="soft_argmax", metadata={"help": f"One of {', '.join(INPUTS)}."})
-    alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation in the first epoch."})
-    alpha_growth: float = field(default=1.0, metadata={"help": "Factor of alpha from epoch to epoch; 1: constant."})
     teacher_forcing_schedule: str = field(
         default="inverse_sigmoid", metadata={"help": "inverse_sigmoid, linear, constant or always."}
     )
@@ -55,14 +53,13 @@ class ScheduledSamplingConfig(SearchAwareConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("inputs", self.inputs, INPUTS)
-        self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
         self.decay_strength, self.teacher_forcing_probability = check_teacher_forcing(
             self.teacher_forcing_schedule, self.decay_strength, self.teacher_forcing_probability
         )
 
     @property
-    def depends_on_epoch(self) -> bool:
-        """Whether the objective changes from epoch to epoch."""
+    def has_schedule(self) -> bool:
+        """Whether the objective changes during training."""
         return self.teacher_forcing_schedule != "always" or self.alpha_growth != 1
 
 
@@ -78,18 +75,33 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
     args: ScheduledSamplingConfig
     bibtex = (citations.GOYAL_2017, citations.GOYAL_2021)
 
+    def _probability(self, time: float) -> float:
+        """Of gold inputs."""
+        return teacher_forcing_probability(
+            time,
+            self.args.teacher_forcing_schedule,
+            decay_strength=self.args.decay_strength,
+            probability=self.args.teacher_forcing_probability,
+            last=self.last_schedule_time,
+        )
+
+    def unused_schedules(self) -> list[str]:
+        found, args = super().unused_schedules(), self.args
+        lowest = self._probability(self.last_schedule_time)  # no schedule rises
+        if lowest < _ALL_GOLD:
+            return found
+        return [
+            *found,
+            f"the decoder reads gold with a probability of {lowest:.3g} or more in the whole run, as "
+            f"teacher_forcing_schedule={args.teacher_forcing_schedule!r} counts by {args.schedule_unit}",
+        ]
+
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         if not self.model.training:
             return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]), num_tokens(inputs["labels"]))
         args, labels = self.args, inputs["labels"]
-        probability = teacher_forcing_probability(
-            self.epoch_index,
-            args.teacher_forcing_schedule,
-            decay_strength=args.decay_strength,
-            probability=args.teacher_forcing_probability,
-            num_epochs=self.state.num_train_epochs,
-        )
-        alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
+        probability = self._probability(self.schedule_time)
+        alpha = inverse_temperature(self.schedule_time, args.alpha, args.alpha_growth)
         seed = self.next_batch_seed(self.accelerator.process_index)
         generator = torch.Generator(labels.device).manual_seed(seed)
         coins = torch.rand(labels.shape, generator=generator, device=labels.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,12 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, has_length
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
-from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
 from hf_ebm.vocabulary import num_outputs
@@ -38,11 +36,6 @@ class SearchAwareConfig(Seq2SeqTrainingArguments):
                 f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}: {type(self).__name__} has its "
                 "own objective"
             )
-
-    @property
-    def depends_on_epoch(self) -> bool:
-        """Whether the objective changes from epoch to epoch."""
-        return False
 
 
 class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
@@ -79,14 +72,6 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             raise ValueError(
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
             )
-
-    @property
-    def epoch_index(self) -> int:
-        """The epoch being trained, from 0; in evaluation the one that was trained last."""
-        epoch = self.state.epoch or 0.0
-        if self.model.training:
-            return int(epoch + 1e-6)
-        return max(0, math.ceil(epoch - 1e-6) - 1)
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
@@ -198,44 +183,6 @@ def _check_targets(model: PreTrainedModel, inputs: dict) -> None:
             f"labels: row {row} has {int(labels[row, position])}, must be from 0 to {size - 1}, or {IGNORED} where "
             "there is no target"
         )
-
-
-class StepwiseTrainer(SearchAwareTrainer):
-    """Base of the trainers that decode step by step: they have a `StepwiseDecoder`.
-
-    Raises:
-        ValueError: with activation (gradient) checkpointing, which drops the decoder's cache without saying so; or for
-            a model that `StepwiseDecoder` refuses.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: SearchAwareConfig | None = None, **kwargs: Any
-    ):
-        if args is not None and args.activation_checkpointing:
-            raise ValueError(
-                "activation_checkpointing (gradient_checkpointing) must be off: it drops the decoder's cache, with "
-                "which this trainer decodes; SoftBeamConfig has checkpoint_steps to save memory"
-            )
-        super().__init__(model=model, args=args, **kwargs)
-        if self.args.n_gpu > 1:
-            raise ValueError(
-                f"one process must have one GPU, got {self.args.n_gpu}: caches cannot be gathered; start a process for "
-                "each with accelerate launch or torchrun"
-            )
-        if self.train_dataset is not None and not has_length(self.train_dataset) and self.args.depends_on_epoch:
-            raise ValueError(
-                "train_dataset must have a length, got a stream, which has no epochs, with schedules that change by "
-                "epoch; set alpha_growth=1 and, for scheduled sampling, teacher_forcing_schedule='always'"
-            )
-        self._decoder = StepwiseDecoder(self.accelerator.unwrap_model(self.model))
-
-    @property
-    def decoder(self) -> StepwiseDecoder:
-        """The decoder of the present model, which `model_init` may have replaced."""
-        model = self.accelerator.unwrap_model(self.model)
-        if self._decoder.model is not model:
-            self._decoder = StepwiseDecoder(model)
-        return self._decoder
 
 
 class CrossEntropyTrainer(SearchAwareTrainer):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_callable, as_truth, check_choice
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
-from hf_ebm.objectives.schedules import check_inverse_temperature, inverse_temperature
+from hf_ebm.objectives.schedules import inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
@@ -25,20 +25,20 @@ from hf_ebm.relaxations.soft_beam import (
     relaxed_beam_search,
 )
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, StepwiseTrainer
+from hf_ebm.trainers.loss_terms import LossTerms
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
+from hf_ebm.trainers.stepwise import StepwiseConfig, StepwiseTrainer
 
 LOSSES = ("direct", "hinge")
 
 
 @dataclass
-class SoftBeamConfig(SearchAwareConfig):
-    """Arguments of `SoftBeamTrainer`, beside those of `Seq2SeqTrainingArguments`.
+class SoftBeamConfig(StepwiseConfig):
+    """Arguments of `SoftBeamTrainer`, beside those of `StepwiseConfig`.
 
     Args:
         beam_size: k.
-        alpha: inverse temperature of the relaxation in the first epoch.
-        alpha_growth: its factor from epoch to epoch; 1 keeps it constant.
+        alpha_growth: as in `StepwiseConfig`, but not constant by default.
         normalization: `local` (log-probabilities; start from cross entropy) or `global` (logits; start from a
             self-normalized model).
         loss: `direct` (expected cost of what the search finds) or `hinge` (cost-augmented margin).
@@ -50,8 +50,7 @@ class SoftBeamConfig(SearchAwareConfig):
     """
 
     beam_size: int = field(default=3, metadata={"help": "Number of beams."})
-    alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation in the first epoch."})
-    alpha_growth: float = field(default=1.6, metadata={"help": "Factor of alpha from epoch to epoch; 1: constant."})
+    alpha_growth: float = field(default=1.6, metadata={"help": "Factor of alpha from unit to unit; 1: constant."})
     normalization: str = field(default="local", metadata={"help": "local (log-probabilities) or global (logits)."})
     loss: str = field(default="direct", metadata={"help": "direct or hinge."})
     max_search_steps: int | None = field(default=None, metadata={"help": "Steps of the search; default: all."})
@@ -64,13 +63,7 @@ class SoftBeamConfig(SearchAwareConfig):
         if self.max_search_steps is not None:
             self.max_search_steps = as_whole("max_search_steps", self.max_search_steps, 1)
         self.beam_size = as_whole("beam_size", self.beam_size, 1)
-        self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
         SoftBeamSettings(self.beam_size, self.alpha, self.normalization)
-
-    @property
-    def depends_on_epoch(self) -> bool:
-        """Whether the objective changes from epoch to epoch."""
-        return self.alpha_growth != 1
 
 
 class SoftBeamTrainer(StepwiseTrainer):
@@ -78,8 +71,8 @@ class SoftBeamTrainer(StepwiseTrainer):
 
     The loss is the expected cost of the relaxed beams (`direct`) or the margin between the best cost-augmented beam and
     the gold sequence (`hinge`), summed over sequences and divided by the number of target tokens: under the Hamming
-    cost the direct loss is a rate of wrong tokens. Logs `alpha`, in evaluation as `eval_alpha`: that of the epoch
-    trained last, so that losses of different epochs are comparable only if alpha is constant.
+    cost the direct loss is a rate of wrong tokens. Logs `alpha`, in evaluation as `eval_alpha`: that of the step
+    trained last, so that losses of different times are comparable only if alpha is constant.
 
     Evaluation generates, if asked to, with hard beam search over scores normalized as in training.
 
@@ -120,7 +113,7 @@ class SoftBeamTrainer(StepwiseTrainer):
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         args = self.args
-        alpha = inverse_temperature(self.epoch_index, args.alpha, args.alpha_growth)
+        alpha = inverse_temperature(self.schedule_time, args.alpha, args.alpha_growth)
         labels = inputs["labels"][:, : args.max_search_steps]
         start = self.decoder.embed(self.decoder.gold_ids(inputs["labels"])[:, 0])
         settings = SoftBeamSettings(args.beam_size, alpha, args.normalization, args.checkpoint_steps)

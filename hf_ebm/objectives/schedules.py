@@ -1,4 +1,4 @@
-"""Values that change with the epoch: the share of gold inputs, and the inverse temperature of the relaxations."""
+"""Values that change in training: the share of gold inputs, and the inverse temperature of the relaxations."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from hf_ebm.checks import check_choice
 from hf_ebm.plain_values import as_number
 
 LARGEST_ALPHA = 1e6
+SCHEDULE_UNITS = ("epoch", "step", "percent")
 TEACHER_FORCING_SCHEDULES = ("inverse_sigmoid", "linear", "constant", "always")
 
 
 def teacher_forcing_probability(
-    epoch: int, schedule: str, *, decay_strength: float = 10.0, probability: float = 0.5, num_epochs: int = 1
+    time: float, schedule: str, *, decay_strength: float = 10.0, probability: float = 0.5, last: float = 0
 ) -> float:
     """Probability that the decoder's next input is the gold token.
 
-    The first epoch is all gold under every schedule but `always`.
+    Time is counted in epochs, steps or hundredths of the training, from 0; the first of them is all gold under every
+    schedule but `always`.
 
-    - `inverse_sigmoid`: `k / (k + exp(epoch / k))`, k = `decay_strength` (Bengio et al. 2015, section 2.4); larger k
-      decays later and more gently.
-    - `linear`: from 1 in the first epoch to `probability` in the last of `num_epochs`.
+    - `inverse_sigmoid`: `k / (k + exp(time / k))`, k = `decay_strength` (Bengio et al. 2015, section 2.4); larger k
+      decays later and more gently, to 1/2 at `k log k` (23 for k = 10).
+    - `linear`: from 1 at the start to `probability` at the time `last`.
     - `constant`: `probability`.
     - `always`: 0, the model's own choices from the start (table 3.2 of the thesis).
 
@@ -30,14 +32,14 @@ def teacher_forcing_probability(
     decay_strength, probability = check_teacher_forcing(schedule, decay_strength, probability)
     if schedule == "always":
         return 0.0
-    if epoch == 0:
+    if time < 1:
         return 1.0
     if schedule == "inverse_sigmoid":
-        # As 1 / (1 + exp(epoch / k - log k)), which cannot overflow for a small k.
-        exponent = epoch / decay_strength - math.log(decay_strength)
+        # As 1 / (1 + exp(time / k - log k)), which cannot overflow for a small k.
+        exponent = time / decay_strength - math.log(decay_strength)
         return math.exp(-exponent) / (1 + math.exp(-exponent)) if exponent > 0 else 1 / (1 + math.exp(exponent))
     if schedule == "linear":
-        return 1 - (1 - probability) * min(1.0, epoch / max(1, num_epochs - 1))
+        return 1 - (1 - probability) * min(1.0, time / max(1, last))
     return probability
 
 
@@ -50,8 +52,8 @@ def check_teacher_forcing(schedule: str, decay_strength: float, probability: flo
     )
 
 
-def inverse_temperature(epoch: int, alpha: float, growth: float) -> float:
-    """`alpha * growth ** epoch`: constant for growth 1, annealed towards the hard choice for growth above 1.
+def inverse_temperature(time: float, alpha: float, growth: float) -> float:
+    """`alpha * growth ** time`: constant for growth 1, annealed towards the hard choice for growth above 1.
 
     At most `LARGEST_ALPHA`, where the choice is hard for all practical purposes and float32 doesn't overflow.
 
@@ -59,7 +61,7 @@ def inverse_temperature(epoch: int, alpha: float, growth: float) -> float:
         ValueError: unless both are finite and above 0.
     """
     alpha, growth = check_inverse_temperature(alpha, growth)
-    exponent = math.log(alpha) + epoch * math.log(growth)
+    exponent = math.log(alpha) + time * math.log(growth)
     return math.exp(min(exponent, math.log(LARGEST_ALPHA)))
 
 

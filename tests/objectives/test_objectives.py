@@ -23,7 +23,7 @@ def test_inverse_sigmoid():
 
 
 def test_other_schedules():
-    linear = [teacher_forcing_probability(e, "linear", probability=0.2, num_epochs=5) for e in range(7)]
+    linear = [teacher_forcing_probability(e, "linear", probability=0.2, last=4) for e in range(7)]
     assert linear == pytest.approx([1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
     constant = [teacher_forcing_probability(e, "constant", probability=0.3) for e in range(3)]
     assert constant == [1.0, 0.3, 0.3]

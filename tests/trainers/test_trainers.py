@@ -142,20 +142,6 @@ def test_the_logged_loss_does_not_depend_on_accumulation(tmp_path):
     assert logged[0] == pytest.approx(logged[1], rel=1e-6)
 
 
-def test_scheduled_sampling_logs_and_mixes(tmp_path):
-    trainer = trainer_of(
-        "scheduled sampling", tmp_path, dataset=rows(64), max_steps=-1, num_train_epochs=3,
-        teacher_forcing_schedule="constant", teacher_forcing_probability=0.3, alpha=1.0, alpha_growth=2.0,
-        logging_strategy="epoch",
-    )  # fmt: skip
-    trainer.train()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    assert [log["teacher_forcing_probability"] for log in logs] == [1.0, 0.3, 0.3]
-    assert [log["alpha"] for log in logs] == [1.0, 2.0, 4.0]
-    assert logs[0]["model_input_share"] == 0
-    assert all(0.55 < log["model_input_share"] < 0.85 for log in logs[1:])
-
-
 def test_coins_are_tossed_for_each_token():
     model, batch = tiny_seq2seq("lstm additive"), seq2seq_batch("lstm additive")
     decoder = StepwiseDecoder(model)
@@ -269,23 +255,6 @@ def test_a_second_run_of_a_trainer_begins_anew(tmp_path):
         assert losses[-1] == losses[0]
 
 
-def test_a_linear_schedule_ends_with_the_run(tmp_path):
-    trainer = trainer_of(
-        "scheduled sampling", tmp_path, max_steps=5, teacher_forcing_schedule="linear", teacher_forcing_probability=0.2
-    )
-    trainer.train()
-    found = [log["teacher_forcing_probability"] for log in trainer.state.log_history if "loss" in log]
-    assert found == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
-
-
-def test_evaluation_uses_the_alpha_of_the_epoch_trained_last(tmp_path):
-    trainer = trainer_of("soft beam", tmp_path, max_steps=3, alpha_growth=2.0)
-    assert trainer.evaluate()["eval_alpha"] == 1.0
-    trainer.train()
-    assert [log["alpha"] for log in trainer.state.log_history if "loss" in log] == pytest.approx([1.0, 2.0, 4.0])
-    assert trainer.evaluate()["eval_alpha"] == pytest.approx(4.0)
-
-
 def test_soft_decoding_in_evaluation_keeps_the_trained_normalization(tmp_path):
     trainer = trainer_of("soft beam", tmp_path, predict_with_generate=True, generation_max_length=9)
     seen = {}
@@ -293,18 +262,6 @@ def test_soft_decoding_in_evaluation_keeps_the_trained_normalization(tmp_path):
     trainer.model.generate = lambda *args, **kwargs: seen.update(kwargs) or generate(*args, **kwargs)
     trainer.predict(rows(4, 9), custom_generate=soft_beam_search, alpha=2.0)
     assert (seen["normalization"], seen["alpha"], seen["num_beams"]) == ("global", 2.0, 2)
-
-
-class _Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from rows()
-
-
-def test_streams_have_no_epochs(tmp_path):
-    for kind, settings in (("soft beam", {}), ("scheduled sampling", {"alpha_growth": 1.2})):
-        with pytest.raises(ValueError, match="train_dataset must have a length"):
-            trainer_of(kind, tmp_path, dataset=_Stream(), train_sampling_strategy="random", **settings)
-    trainer_of("soft beam", tmp_path, dataset=_Stream(), alpha_growth=1.0, train_sampling_strategy="random").train()
 
 
 @pytest.mark.parametrize("kind", ["scheduled sampling", "soft beam"])
@@ -367,6 +324,7 @@ def test_max_search_steps_shortens_the_search_and_says_so(tmp_path):
         ("scheduled sampling", {"inputs": "beam"}, "inputs must be one of .*, got 'beam'"),
         ("scheduled sampling", {"alpha": -1.0}, "alpha must be a number above 0, got -1.0"),
         ("scheduled sampling", {"teacher_forcing_schedule": "no"}, "teacher_forcing_schedule must be one of"),
+        ("soft beam", {"schedule_unit": "day"}, "schedule_unit must be one of 'epoch', 'step', 'percent', got 'day'"),
     ],
 )
 def test_refusals(kind, settings, message, tmp_path):
