@@ -360,7 +360,8 @@ def test_a_folder_of_parquet_is_a_table(model_folder, tmp_path):
 TEXT_READERS = {
     "score": ("text", []), "score ": ("before", ["--prefix_column", "before"]), "sample": ("text", []),
     "rerank": ("candidates", []), "negatives": ("text", ["--output", "out.jsonl"]), "perplexity": ("text", []),
-    "train energy": ("text", ["--output_dir", "out"]), "train mgs": ("source", ["--output_dir", "out", "--model_name_or_path", "lstm"]),
+    "train energy": ("text", ["--output_dir", "out"]),
+    "train mgs": ("source", ["--output_dir", "out", "--model_name_or_path", "lstm"]),
 }  # fmt: skip
 
 
