@@ -165,6 +165,10 @@ class EnergyTrainer(RowLossMixin, Trainer):
         if model.mlm.config.is_encoder_decoder:
             raise ValueError(f"model: {type(model.mlm).__name__} is an encoder-decoder, whose energy is conditional")
         refuse_needed_inputs("model", model.mlm)
+        if has_adapters(model) and not model.mlm._hf_peft_config_loaded:
+            raise ValueError(
+                "model: adapters must be of its masked language model: EnergyModel(PeftModel), add_adapter"
+            )
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without ids, or with more than tokens."""

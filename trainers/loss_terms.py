@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
@@ -16,6 +17,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.model_modes import state_kept
+from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.processes import check_joined
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
@@ -47,8 +49,9 @@ class LossTermsMixin(PublishingTrainerMixin):
     is an error that names a row. An evaluation set without any other is nan, with a warning.
 
     Raises:
-        ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, and where a launcher started
-            processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
+        ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, a model that `model_init`
+            made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), and where a
+            launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
@@ -66,8 +69,8 @@ class LossTermsMixin(PublishingTrainerMixin):
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a model object, got {shown(model)}")
-        if isinstance(model, PreTrainedModel):
-            self.check_model(model)
+        if model is not None:
+            self._check_base(model)
         super().__init__(model=model, args=args, **kwargs)
         # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
         # take the number: the losses here are sums that are divided by it.
@@ -84,13 +87,21 @@ class LossTermsMixin(PublishingTrainerMixin):
         raise NotImplementedError
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raises `ValueError` for a model of another kind."""
+        """Raises `ValueError` for a model of another kind; of a `PeftModel` it gets the base model."""
+
+    def _check_base(self, model: nn.Module) -> None:
+        """Every model that is trained, given or made, is checked without what is around it."""
+        inner = extract_model_from_parallel(model, keep_torch_compile=False)
+        base = getattr(inner, "get_base_model", lambda: inner)()  # of adapters
+        if not isinstance(base, PreTrainedModel):
+            raise ValueError(f"model must be a model of Transformers, or a PeftModel of one, got {type(base).__name__}")
+        self.check_model(base)
+        check_in_layers("model", inner)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The Trainer's; the model is checked as one that is given."""
         model = super().call_model_init(*args, **kwargs)
-        if isinstance(model, PreTrainedModel):
-            self.check_model(model)
+        self._check_base(model)
         return model
 
     def check_batch(self, inputs: dict[str, Any]) -> None:

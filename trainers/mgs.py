@@ -96,9 +96,10 @@ class MGSTrainer(TaskLossTrainer):
     args: MGSConfig
     bibtex = (citations.WELLECK_2021,)
 
-    def __init__(self, model: PreTrainedModel | nn.Module | None = None, args: MGSConfig | None = None, **kwargs: Any):
-        super().__init__(model=model, args=args, **kwargs)
-        for name, parameter in self.model.named_parameters():
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Sequence-to-sequence and causal models whose trained weights hold small steps."""
+        super().check_model(model)
+        for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise ValueError(
                     f"trained weights must be in float32, got {parameter.dtype} in {name}: a small step would be "

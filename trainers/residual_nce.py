@@ -89,6 +89,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         if model.lm is None:
             raise ValueError("model has no language model; load it with from_pretrained")
         refuse_adapters("model: its encoder", model.encoder)
+        refuse_adapters("model: its lm", model.lm)
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """Energies of the batch's real and generated rows in one forward pass."""

@@ -68,7 +68,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind."""
-        if not getattr(model.config, "is_encoder_decoder", False):
+        if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
             raise ValueError(
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
             )

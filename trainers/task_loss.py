@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.position_limits import cached_length
-from hf_ebm.models.probes import check_not_block_sparse, check_weights_stay
+from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
@@ -135,6 +135,7 @@ class TaskLossTrainer(SearchAwareTrainer):
             check_not_block_sparse("model", model)
             check_weights_stay("model", model)
             refuse_needed_inputs("model", model)
+            check_causal("model", model)
 
     def _special_ids(self) -> tuple[list[int], int]:
         config = self.decoding_config

@@ -24,6 +24,7 @@ from hf_ebm.data.symbols import num_target_ids
 from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.models.probes import is_causal
 from hf_ebm.vocabulary import num_embeddings
 
 FRESH = "lstm"
@@ -114,7 +115,7 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
         raise ValueError(f"{argument}: {name!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"{argument}: {name!r} has no tokenizer beside its weights")
-    if auto_class is AutoModelForCausalLM and not _is_causal(model):
+    if auto_class is AutoModelForCausalLM and not is_causal(model):
         raise ValueError(
             f"{argument}: {name!r} of the type {model_config.model_type!r} sees the tokens behind the one it predicts, "
             "so it is no causal model"
@@ -129,16 +130,6 @@ def _auto_class(
     if getattr(model_config, "is_encoder_decoder", False):
         return AutoModelForSeq2SeqLM if type(model_config) in AutoModelForSeq2SeqLM._model_mapping else None
     return AutoModelForCausalLM if causal and type(model_config) in AutoModelForCausalLM._model_mapping else None
-
-
-@torch.no_grad()
-def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether a last token changes nothing before it: masked language models can be loaded as causal ones."""
-    first, second = (
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[:, :-1]
-        for ids in torch.tensor([[[0, 0, 0]], [[0, 0, 1]]])
-    )
-    return float((first - second).abs().max()) <= 1e-4 * float(first.abs().max())
 
 
 def max_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

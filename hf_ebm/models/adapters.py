@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -98,14 +98,23 @@ def has_adapters(model: nn.Module) -> bool:
 def unwrapped(name: str, model: object) -> object:
     """The base model of a `PeftModel`, its adapters' layers in it, as Transformers' own integration has them.
 
-    Other objects are returned as they are.
-
-    Raises:
-        ValueError: for adapters that work around the base model and not in it: prompts, activated LoRA, mixtures.
+    Other objects are returned as they are. Errors as of `check_in_layers`.
     """
-    peft = sys.modules.get("peft")
-    if peft is None or not isinstance(model, peft.PeftModel):
+    check_in_layers(name, model)
+    if not _is_peft(model):
         return model
+    base = model.get_base_model()
+    base._hf_peft_config_loaded = True
+    return base
+
+
+def check_in_layers(name: str, model: object) -> None:
+    """Raises `ValueError` for a `PeftModel` whose base model does not run like it.
+
+    Its adapters then work around the base model and not in its layers: prompts, activated LoRA, mixtures.
+    """
+    if not _is_peft(model):
+        return
     base = model.get_base_model()
     for settings in model.peft_config.values():
         kind = getattr(settings.peft_type, "value", settings.peft_type)
@@ -118,8 +127,11 @@ def unwrapped(name: str, model: object) -> object:
         else:
             continue
         raise ValueError(f"{name}: an adapter of the type {kind} {reason}, so it can't be used here; LoRA or IA3 can")
-    base._hf_peft_config_loaded = True
-    return base
+
+
+def _is_peft(model: object) -> TypeGuard[Any]:
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 @torch.no_grad()

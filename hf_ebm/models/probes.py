@@ -32,6 +32,12 @@ def is_causal(model: PreTrainedModel) -> bool:
     return torch.equal(first, second) if half else float((first - second).abs().max()) <= allowed
 
 
+def check_causal(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a model that sees the tokens it predicts: masked ones can be loaded as causal ones."""
+    if not is_causal(model):
+        raise ValueError(f"{name} must be causal; {type(model).__name__} sees the tokens behind the one it predicts")
+
+
 @torch.no_grad()
 def has_token_logits(model: PreTrainedModel) -> bool:
     """Whether a model gives, from ids alone, a logit for each id at every position."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from hf_ebm.checks import shown
 from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
@@ -31,7 +32,7 @@ class ScorerCost:
         batch_size: rows in a forward pass, at most.
 
     Raises:
-        ValueError: for a `batch_size` below 1 or no `pad_token_id`.
+        ValueError: for a `batch_size` below 1, no `pad_token_id`, or adapters that aren't in the model's layers.
     """
 
     reads = "ids"
@@ -39,6 +40,7 @@ class ScorerCost:
     def __init__(self, model: nn.Module, pad_token_id: int, batch_size: int = 64):
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise ValueError(f"model must be a language model, a module with a config, got {shown(model)}")
+        check_in_layers("model", model)
         if pad_token_id is None:
             raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
         self.model = model

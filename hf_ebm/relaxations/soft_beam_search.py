@@ -48,11 +48,18 @@ def soft_beam_search(
         by length ** length_penalty).
 
     Raises:
-        ValueError: with `do_sample`; for a value that is not allowed; for more beams than tokens.
+        ValueError: with `do_sample`; for a value that is not allowed; for more beams than tokens; for prompts and
+            prefixes of PEFT.
     """
     settings = SoftBeamSettings(generation_config.num_beams or 1, alpha, normalization)
     if generation_config.do_sample:
         raise ValueError("do_sample must be False for soft_beam_search, got True")
+    maker = getattr(model.prepare_inputs_for_generation, "__self__", model)
+    if maker is not model:
+        raise ValueError(
+            f"model: soft_beam_search doesn't make the inputs of a step that {type(maker).__name__} makes for its "
+            "prompts or prefixes; LoRA or IA3 can be used"
+        )
     decoder = StepwiseDecoder(model)
     names = ("encoder_outputs", "attention_mask")
     encoder_inputs = {name: model_kwargs[name] for name in names if model_kwargs.get(name) is not None}

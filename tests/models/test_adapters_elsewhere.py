@@ -4,18 +4,21 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForMaskedLM, pipeline
 
 import hf_ebm.pipelines  # noqa: F401  # registers the tasks
-from hf_ebm import EnergyModel, ProductLM, ResidualEnergyModel
+from hf_ebm import EnergyModel, ProductLM, ResidualEnergyModel, soft_beam_search
 from hf_ebm.cli.main import main
 from hf_ebm.evaluate_modules.scoring import energy_model
+from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
+from tests.causal_families import tiny_causal
 from tests.models.residual_models import toy_encoder, toy_lm
 from tests.models.test_adapters import base, small_mlm, with_adapter, wrapped  # noqa: F401  # `base` is a fixture
 from tests.models.test_own_code import TripledBert, checkpoint, kind  # noqa: F401  # fixtures
 from tests.models.tokenizers_for_tests import small_tokenizer
+from tests.seq2seq_families import tiny_seq2seq
 
 TEXT = "the cat sat"
 LORA = dict(r=2, init_lora_weights=False)
@@ -138,3 +141,26 @@ def test_an_adapter_of_a_folder_is_not_uploaded(adapter):
     model = EnergyModel.from_pretrained(adapter[0])
     with pytest.raises(ValueError, match="is a folder of this machine"):
         model.push_to_hub("you/adapter")
+
+
+@pytest.mark.parametrize("settings", [PromptTuningConfig, PrefixTuningConfig])
+def test_prompts_are_refused_where_a_model_scores_or_beams_are_relaxed(settings):
+    for task, model in (("SEQ_2_SEQ_LM", tiny_seq2seq("bart")), ("CAUSAL_LM", tiny_causal())):
+        prompted = get_peft_model(model, settings(task_type=task, num_virtual_tokens=2))
+        with pytest.raises(ValueError, match=r"model: an adapter of the type .* puts prompts in front"):
+            ScorerCost(prompted, 0)
+        if task == "SEQ_2_SEQ_LM":
+            with pytest.raises(ValueError, match="inputs of a step that PeftModelForSeq2SeqLM makes for its prompts"):
+                prompted.generate(input_ids=torch.tensor([[5, 6]]), custom_generate=soft_beam_search, max_new_tokens=3)
+
+
+def test_adapters_in_layers_are_scored_and_their_beams_relaxed():
+    torch.manual_seed(0)
+    adapted = get_peft_model(tiny_seq2seq("bart"), LoraConfig(target_modules=["q_proj", "fc1"], **LORA)).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 6, "num_beams": 2}
+    beams = adapted.generate(**inputs)
+    relaxed = adapted.generate(**inputs, custom_generate=soft_beam_search, alpha=float("inf"))
+    cost = ScorerCost(adapted, 1)([[5, 6, 2]], None, [[4, 5]])
+    merged = adapted.merge_and_unload()
+    assert relaxed.tolist() == beams.tolist() == merged.generate(**inputs).tolist()
+    torch.testing.assert_close(cost, ScorerCost(merged, 1)([[5, 6, 2]], None, [[4, 5]]))

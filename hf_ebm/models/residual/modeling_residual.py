@@ -33,10 +33,10 @@ from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
 from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import (
+    check_causal,
     check_not_block_sparse,
     check_weights_stay,
     hidden_size_if_padding_is_ignored,
-    is_causal,
     share_parameters,
 )
 from hf_ebm.models.publishing import PublishingMixin, register
@@ -429,8 +429,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
     check_not_block_sparse("lm", lm)
     check_weights_stay("lm", lm)
     refuse_needed_inputs("lm", lm)
-    if not is_causal(lm):
-        raise ValueError(f"lm must be causal; {type(lm).__name__} sees the tokens behind the one it predicts")
+    check_causal("lm", lm)
     if not isinstance(encoder, PreTrainedModel):
         raise ValueError(f"encoder must be a model that gives hidden states (AutoModel), got {type(encoder).__name__}")
     name, made = type(encoder).__name__, AutoModel._model_mapping.get(type(encoder.config), ())
