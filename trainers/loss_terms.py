@@ -18,6 +18,7 @@ from transformers.utils import logging
 from hf_ebm.checks import shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.models.adapters import check_in_layers
+from hf_ebm.models.probes import check_recomputes
 from hf_ebm.processes import check_joined
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
@@ -50,7 +51,8 @@ class LossTermsMixin(PublishingTrainerMixin):
 
     Raises:
         ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, a model that `model_init`
-            made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), and where a
+            made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), activation
+            checkpointing of a model that has no layers to recompute, and where a
             launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
     """
 
@@ -70,7 +72,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a model object, got {shown(model)}")
         if model is not None:
-            self._check_base(model)
+            self._check_base(model, args)
         super().__init__(model=model, args=args, **kwargs)
         # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
         # take the number: the losses here are sums that are divided by it.
@@ -89,7 +91,7 @@ class LossTermsMixin(PublishingTrainerMixin):
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind; of a `PeftModel` it gets the base model."""
 
-    def _check_base(self, model: nn.Module) -> None:
+    def _check_base(self, model: nn.Module, args: TrainingArguments) -> None:
         """Every model that is trained, given or made, is checked without what is around it."""
         inner = extract_model_from_parallel(model, keep_torch_compile=False)
         base = getattr(inner, "get_base_model", lambda: inner)()  # of adapters
@@ -97,11 +99,13 @@ class LossTermsMixin(PublishingTrainerMixin):
             raise ValueError(f"model must be a model of Transformers, or a PeftModel of one, got {type(base).__name__}")
         self.check_model(base)
         check_in_layers("model", inner)
+        if args.activation_checkpointing:
+            check_recomputes("model", base)
 
     def call_model_init(self, *args: Any, **kwargs: Any) -> nn.Module:
         """The Trainer's; the model is checked as one that is given."""
         model = super().call_model_init(*args, **kwargs)
-        self._check_base(model)
+        self._check_base(model, self.args)
         return model
 
     def check_batch(self, inputs: dict[str, Any]) -> None:

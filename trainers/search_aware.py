@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
+from hf_ebm.plain_values import as_number
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
 from hf_ebm.vocabulary import num_outputs
@@ -26,15 +27,19 @@ class SearchAwareConfig(Seq2SeqTrainingArguments):
     """Arguments of every sequence-to-sequence trainer here; adds nothing to `Seq2SeqTrainingArguments` but checks.
 
     Raises:
-        ValueError: for label smoothing, which these objectives don't define.
+        ValueError: for label smoothing outside [0, 1), or of another objective than cross entropy.
     """
+
+    smooths_labels: ClassVar[bool] = True  # in the cross entropy; configurations of other objectives say no
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.label_smoothing_factor:
+        name = "label_smoothing_factor"
+        self.label_smoothing_factor = as_number(name, self.label_smoothing_factor, least=0, below=1)
+        if self.label_smoothing_factor and not self.smooths_labels:
             raise ValueError(
-                f"label_smoothing_factor must be 0, got {self.label_smoothing_factor}: {type(self).__name__} has its "
-                "own objective"
+                f"{name} must be 0, got {self.label_smoothing_factor}: {type(self).__name__} has its own objective; "
+                "CrossEntropyTrainer smooths labels"
             )
 
 
@@ -189,8 +194,9 @@ class CrossEntropyTrainer(SearchAwareTrainer):
     """Teacher forcing, the baseline of the others: cross entropy per token.
 
     As the stock trainer's, but the same for every accumulation and number of processes, and with an exact `eval_loss`.
+    With `label_smoothing_factor` the targets are mixed with the uniform distribution, in evaluation too, as there.
     """
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
-        outputs = model(**inputs)
-        return LossTerms(cross_entropy_sum(outputs.logits, inputs["labels"]), num_tokens(inputs["labels"]))
+        logits, labels = model(**inputs).logits, inputs["labels"]
+        return LossTerms(cross_entropy_sum(logits, labels, self.args.label_smoothing_factor), num_tokens(labels))

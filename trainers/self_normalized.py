@@ -24,6 +24,7 @@ class SelfNormalizedConfig(SearchAwareConfig):
         ValueError: for a negative weight.
     """
 
+    smooths_labels: ClassVar[bool] = False
     log_z_weight: float = field(default=0.5, metadata={"help": "Weight of the squared local log normalizer."})
 
     def __post_init__(self) -> None:

@@ -104,6 +104,7 @@ class SoftBeamTrainer(StepwiseTrainer):
         if beams > vocab_size:
             raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {beams}")
 
+    _no_checkpointing = f"{StepwiseTrainer._no_checkpointing}; checkpoint_steps recomputes whole steps instead"
     memory_settings = "per_device_train_batch_size, beam_size, checkpoint_steps, max_search_steps"
 
     def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:

@@ -33,6 +33,7 @@ class StepwiseConfig(SearchAwareConfig):
         ValueError: for a value that is not allowed.
     """
 
+    smooths_labels: ClassVar[bool] = False
     alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation at the start."})
     alpha_growth: float = field(default=1.0, metadata={"help": "Factor of alpha from unit to unit; 1: constant."})
     schedule_unit: str = field(
@@ -56,8 +57,9 @@ class StepwiseTrainer(SearchAwareTrainer):
     Before training there is a warning of a schedule that would change nothing.
 
     Raises:
-        ValueError: with activation (gradient) checkpointing, which drops the decoder's cache without saying so; for a
-            stream with schedules that count epochs; or for a model that `StepwiseDecoder` refuses.
+        ValueError: with activation (gradient) checkpointing, of the arguments or the model, which drops the decoder's
+            cache without saying so; for a stream with schedules that count epochs; or for a model that
+            `StepwiseDecoder` refuses.
     """
 
     config_class: ClassVar[type[StepwiseConfig]] = StepwiseConfig
@@ -67,10 +69,7 @@ class StepwiseTrainer(SearchAwareTrainer):
         self, model: PreTrainedModel | nn.Module | None = None, args: StepwiseConfig | None = None, **kwargs: Any
     ):
         if args is not None and args.activation_checkpointing:
-            raise ValueError(
-                "activation_checkpointing (gradient_checkpointing) must be off: it drops the decoder's cache, with "
-                "which this trainer decodes; SoftBeamConfig has checkpoint_steps to save memory"
-            )
+            raise ValueError(self._no_checkpointing)
         super().__init__(model=model, args=args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(
@@ -85,6 +84,17 @@ class StepwiseTrainer(SearchAwareTrainer):
             )
         self._decoder = StepwiseDecoder(self.accelerator.unwrap_model(self.model))
         self.add_callback(_BeforeTraining(self))
+
+    _no_checkpointing = (
+        "activation_checkpointing (gradient_checkpointing) must be off, of the model too: it drops the decoder's "
+        "cache, with which this trainer decodes"
+    )
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Sequence-to-sequence models that keep their cache in training."""
+        super().check_model(model)
+        if model.is_activation_checkpointing:
+            raise ValueError(self._no_checkpointing)
 
     @property
     def decoder(self) -> StepwiseDecoder:

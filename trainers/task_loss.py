@@ -49,6 +49,7 @@ class TaskLossConfig(SearchAwareConfig):
         ValueError: for an unknown cost or a ratio that isn't positive.
     """
 
+    smooths_labels: ClassVar[bool] = False
     cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
     max_length_ratio: float = field(
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}

@@ -93,6 +93,16 @@ def check_weights_stay(name: str, model: PreTrainedModel) -> None:
         )
 
 
+def check_recomputes(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError`, naming the argument, for a model whose activations can't be recomputed layer by layer."""
+    layers = any(hasattr(module, "gradient_checkpointing") for module in model.modules())
+    if not model.supports_gradient_checkpointing or not layers:
+        raise ValueError(
+            f"activation_checkpointing (gradient_checkpointing) must be off: {name}, {type(model).__name__}, has no "
+            "layers that can be recomputed"
+        )
+
+
 def share_parameters(first: nn.Module, second: nn.Module) -> bool:
     """Whether two models have a parameter in common."""
     own = {id(parameter) for parameter in first.parameters()}

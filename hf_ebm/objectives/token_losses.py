@@ -11,11 +11,15 @@ from hf_ebm.relaxations.soft_argmax import at_least_float32
 IGNORED = -100
 
 
-def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy in nats, summed over tokens: logits (B, T, V), labels (B, T) with -100 where ignored -> ()."""
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Cross entropy in nats, summed over tokens: logits (B, T, V), labels (B, T) with -100 where ignored -> ().
+
+    Of `smoothing` ε the target is `(1 - ε)` times the label plus `ε` times the uniform distribution over all V ids.
+    """
     return torch.nn.functional.cross_entropy(
-        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum",
+        label_smoothing=smoothing,
+    )  # fmt: skip
 
 
 def num_tokens(labels: torch.Tensor) -> torch.Tensor:
