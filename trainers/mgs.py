@@ -83,9 +83,10 @@ class MGSTrainer(TaskLossTrainer):
     With several processes every process sees every batch and decodes for its share of the candidates; only their costs
     and densities travel, and the update is that of one process: more processes make a step faster, not a batch larger.
 
-    Besides `loss` (the cross entropy of the target tokens) it logs `cost` (C(θ)), `candidate_cost`, `weight_std`,
-    `effective_candidates` (1 / Σ w²), `likelihood_weight` (weight of the candidates around the likelihood step) and
-    `likelihood_wins` (how often one of them has the highest weight): figures 1, 2, 3, 6 and 7 of the paper.
+    Besides `loss` (the cross entropy of the target tokens) it logs `cost` (C(θ)), `decoded_length` and `cut_share` of
+    what is decoded at θ, `candidate_cost`, `weight_std`, `effective_candidates` (1 / Σ w²), `likelihood_weight` (weight
+    of the candidates around the likelihood step) and `likelihood_wins` (how often one of them has the highest weight):
+    figures 1, 2, 3, 6 and 7 of the paper.
 
     Raises:
         ValueError: for trained weights in half precision, which small steps would not change (use bf16=True); for a
@@ -171,12 +172,13 @@ class MGSTrainer(TaskLossTrainer):
         args = self.args
         scales = noise_scales(directions, args.noise)
         candidates = draw_candidates(seed, args.num_candidates, args.mixture)
-        costs, densities = self._costs_around(pairs, parameters, directions, scales, candidates, seed)
+        found = self._around(pairs, parameters, directions, scales, candidates, seed)
+        costs, densities = found[:, 0], found[1:, 1]
         weights = candidate_log_weights(costs[1:], costs[0], args.alpha, densities).exp()
         combine_(directions, scales, candidates, weights.tolist())
-        self._log_search(costs, weights, torch.tensor([candidate.from_likelihood for candidate in candidates]))
+        self._log_search(found, weights, torch.tensor([candidate.from_likelihood for candidate in candidates]))
 
-    def _costs_around(
+    def _around(
         self,
         pairs: SequencePairs,
         parameters: list[nn.Parameter],
@@ -184,14 +186,16 @@ class MGSTrainer(TaskLossTrainer):
         scales: list[float],
         candidates: list[Candidate],
         seed: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean costs at θ and at each candidate, (K + 1,), and log densities, (K,); float64, on the CPU.
+    ) -> torch.Tensor:
+        """At θ (whose density is 0) and at each candidate, (K + 1, 4), float64, on the CPU.
+
+        The columns: mean cost, log density, mean decoded length, share that was cut off.
 
         Each process decodes for its share. Sampling, where the decoder samples, has the same noise everywhere.
         """
         config, rows = self.decoder(pairs), list(range(len(pairs)))
         density: Density = "full" if self.args.density == "full" else "given_noise"
-        found = torch.zeros(len(candidates) + 1, 2, dtype=torch.float64)
+        found = torch.zeros(len(candidates) + 1, 4, dtype=torch.float64)
         proposal = proposal_sums(directions, scales)
         weights = [parameter.detach() for parameter in parameters]
         originals = [weight.clone() for weight in weights]
@@ -203,16 +207,19 @@ class MGSTrainer(TaskLossTrainer):
                     found[task, 1] = log_proposal_density(candidate, noise, proposal, self.args.mixture, density)
                 decoded = [sequences[0] for sequences in self.decode(pairs, config, seed)]
                 found[task, 0] = self.costs(pairs, rows, decoded).double().mean()
+                lengths = self.length_terms(decoded, config).values()
+                found[task, 2:] = torch.stack([total / count for total, count in lengths])
         finally:
             for weight, original in zip(weights, originals, strict=True):
                 weight.copy_(original)
-        found = self.accelerator.reduce(found.to(self.args.device), "sum").cpu()
-        return found[:, 0], found[1:, 1]
+        return self.accelerator.reduce(found.to(self.args.device), "sum").cpu()
 
-    def _log_search(self, costs: torch.Tensor, weights: torch.Tensor, from_likelihood: torch.Tensor) -> None:
+    def _log_search(self, found: torch.Tensor, weights: torch.Tensor, from_likelihood: torch.Tensor) -> None:
         values = {
-            "cost": costs[0],
-            "candidate_cost": costs[1:].mean(),
+            "cost": found[0, 0],
+            "decoded_length": found[0, 2],
+            "cut_share": found[0, 3],
+            "candidate_cost": found[1:, 0].mean(),
             "weight_std": weights.std(correction=0),
             "effective_candidates": 1 / weights.square().sum(),
             "likelihood_weight": weights[from_likelihood].sum(),

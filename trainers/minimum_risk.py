@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from hf_ebm.checks import as_truth
 from hf_ebm.objectives.sequence_risk import minimum_risk
@@ -16,13 +17,20 @@ from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
 from hf_ebm.trainers.search_aware import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 
+logger = logging.get_logger(__name__)
+
+_HARDLY_MORE, _BATCHES = 1.5, 10  # candidates, and batches in a row with fewer effective ones, after which it warns
+
 
 @dataclass
 class MinimumRiskConfig(SampledRiskConfig):
     """Arguments of `MinimumRiskTrainer`, beside those of `SampledRiskConfig`.
 
     Args:
-        sharpness: α, the power to which probabilities are raised before they are renormalized over the candidates.
+        sharpness: α, the power to which probabilities are raised before they are renormalized over the candidates. The
+            default is that of Shen et al. 2016. Log probabilities of sequences differ by tens of nats, so that at 1 one
+            candidate has all the weight and the others no gradient; shorter sequences bear a larger α. The gradient of
+            the risk is proportional to α: weigh `cross_entropy_weight` against it.
         sampling_temperature: of the candidates.
         include_target: put the target among the candidates.
 
@@ -30,7 +38,7 @@ class MinimumRiskConfig(SampledRiskConfig):
         ValueError: for a sharpness or a temperature that isn't positive.
     """
 
-    sharpness: float = field(default=1.0, metadata={"help": "Power of the probabilities of candidates."})
+    sharpness: float = field(default=0.005, metadata={"help": "Power of the probabilities of candidates."})
     sampling_temperature: float = field(default=1.0, metadata={"help": "Temperature at which candidates are sampled."})
     include_target: bool = field(default=True, metadata={"help": "Put the target among the candidates."})
 
@@ -46,13 +54,16 @@ class MinimumRiskConfig(SampledRiskConfig):
 class MinimumRiskTrainer(SampledRiskTrainer):
     """`Σ_y q(y) c(y)`, `q ∝ p^α` over sampled candidates (Shen et al. 2016; Welleck and Cho 2020, equation 6).
 
-    Candidates that are equal count once. Logs `risk`, `candidate_cost` (the unweighted mean) and `num_distinct` (mean
-    number of different candidates of a row), and `cross_entropy` where it has a weight.
+    Candidates that are equal count once. Logs `risk`, `candidate_cost` (the unweighted mean), `num_distinct` (mean
+    number of different candidates of a row), `effective_candidates` (mean of 1 / Σ q²), `decoded_length` and
+    `cut_share` of the samples, and `cross_entropy` where it has a weight. Warns once where ten batches in a row have
+    fewer than 1.5 effective candidates.
     """
 
     config_class: ClassVar[type[MinimumRiskConfig]] = MinimumRiskConfig
     args: MinimumRiskConfig
     bibtex = (citations.SHEN_2016, citations.WELLECK_2021)
+    _near_one: int | None = 0  # batches in a row with hardly more than one effective candidate; None: has warned
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         args = self.args
@@ -63,18 +74,38 @@ class MinimumRiskTrainer(SampledRiskTrainer):
         costs = self.candidate_costs(pairs, candidates)
         sizes = torch.tensor([len(found) for found in candidates], device=costs.device)
         valid = torch.arange(costs.shape[1], device=costs.device) < sizes[:, None]
-        risk, _ = minimum_risk(log_probs, costs, valid, args.sharpness)
+        risk, weights = minimum_risk(log_probs, costs, valid, args.sharpness)
         rows = torch.tensor(len(pairs), device=costs.device)
+        effective = 1 / weights.detach().square().sum(-1)
+        self._watch(float(effective.mean()), float(sizes.float().mean()))
         logged = {
             "risk": (risk.sum(), rows),
+            "effective_candidates": (effective.sum(), rows),
             "candidate_cost": (costs.sum(), sizes.sum()),
             "num_distinct": (sizes.sum(), rows),
+            **self.length_terms([ids for found in drawn for ids in found], self.decoder(pairs)),
         }
         loss = risk.sum()
         if cross_entropy is not None:
             loss = loss + args.cross_entropy_weight * cross_entropy.sum()
             logged["cross_entropy"] = (cross_entropy.sum(), rows)
         return LossTerms(loss, rows, logged)
+
+    def _watch(self, effective: float, different: float) -> None:
+        """Warns once of weights that stay on one candidate a row."""
+        if self._near_one is None or not self.is_world_process_zero():
+            return
+        self._near_one = self._near_one + 1 if effective < _HARDLY_MORE else 0
+        if self._near_one < _BATCHES:
+            return
+        self._near_one = None
+        cause = f"lower sharpness, which is {self.args.sharpness:g}"
+        if different < 2:
+            cause = "the model draws one over and over; raise num_candidates or sampling_temperature"
+        logger.warning(
+            f"{_BATCHES} batches in a row had {effective:.2f} effective candidates a row, of {different:.1f}: the risk "
+            f"is that of one sequence and has hardly a gradient; {cause}"
+        )
 
 
 def distinct(sequences: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -79,8 +79,9 @@ class PolicyGradientTrainer(SampledRiskTrainer):
     """REINFORCE on sampled sequences with a baseline (Welleck and Cho 2020, equations 5 and 8).
 
     The baseline never depends on the samples of the batch it serves; the first step of a running mean has none (0).
-    Logs `candidate_cost`, `baseline` and `advantage_std`, and `cross_entropy` where it has a weight. The logged `loss`
-    is the surrogate whose gradient is the estimate; its value means little.
+    Logs `candidate_cost`, `baseline` and `advantage_std`, `decoded_length` and `cut_share` of the samples, and
+    `cross_entropy` where it has a weight. The logged `loss` is the surrogate whose gradient is the estimate; its value
+    means little.
 
     Raises:
         ValueError: for a model whose tokens have other probabilities in decoding than in one pass over a sequence, as a
@@ -121,6 +122,7 @@ class PolicyGradientTrainer(SampledRiskTrainer):
             "baseline": (baseline.expand(len(pairs), 1).sum(), rows),
             "advantage": (advantages.mean(1).sum(), rows),
             "advantage_square": (advantages.square().mean(1).sum(), rows),
+            **self.length_terms([ids for found in samples for ids in found], self.decoder(pairs)),
         }
         if cross_entropy is not None:
             loss = loss + self.args.cross_entropy_weight * cross_entropy.sum()

@@ -13,7 +13,7 @@ from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number, as_whole
-from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decoding_length
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 # What the decoder's configuration says of samples too: where they end, and what it forces or forbids.
@@ -80,7 +80,7 @@ class SampledRiskTrainer(TaskLossTrainer):
         """Every candidate, as long as it may get."""
         targets = int((labels != IGNORED).sum(1).max())
         prompts = 0 if self.module.config.is_encoder_decoder else labels.shape[1] - targets
-        longest = prompts + decoding_length([range(targets)], self.args.max_length_ratio)
+        longest = prompts + max(1, self.new_tokens([range(targets)], prompts or 1))
         return len(labels) * self.args.num_candidates, longest
 
     def sample(

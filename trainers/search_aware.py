@@ -15,10 +15,11 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
+from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.plain_values import as_number
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
-from hf_ebm.trainers.sequence_pairs import encoder_inputs
+from hf_ebm.trainers.sequence_pairs import DEFAULT_LENGTH, encoder_inputs, length_terms, new_token_limit
 from hf_ebm.vocabulary import num_outputs
 
 
@@ -51,7 +52,9 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
     of the objective are logged under their names, averaged over what was trained since the last log. `eval_loss` is the
     objective itself, averaged over the tokens of the evaluation set (several processes repeat a few rows where their
     number doesn't divide that of the rows). Predictions are padded with the pad token alone, labels with -100; data
-    without labels is decoded, too.
+    without labels is decoded, too. They are as long as the `generation_config` allows (`max_new_tokens`, or else
+    `max_length`; `generation_max_length` goes before the latter). Their `decoded_length` and `cut_share` are logged:
+    the mean number of tokens, ends included, and the share that was cut off at the greatest length.
 
     Raises:
         ValueError: for a model that isn't sequence-to-sequence; arguments that aren't those of the trainer; a
@@ -156,7 +159,21 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
                 _, generated, _ = super().prediction_step(model, unlabeled, False, ignore_keys, **gen_kwargs)
         finally:
             self.model.generation_config = generation_config
+        assert generated is not None
+        self._add(False, self._length_terms(generated, gen_kwargs or getattr(self, "_gen_kwargs", {})))
         return loss, generated, labels
+
+    def _length_terms(self, generated: torch.Tensor, asked: dict[str, Any]) -> dict[str, tuple]:
+        """What is logged of the lengths of `generate`'s output, (B, L), start tokens in front."""
+        config, given = copy.deepcopy(self.model.generation_config), asked.get("generation_config")
+        config.update(**({} if given is None else given.to_diff_dict()))
+        config.update(**{name: value for name, value in asked.items() if value is not None})
+        most = new_token_limit(config, 1)
+        config.update(max_new_tokens=DEFAULT_LENGTH if most is None else most)
+        ends = config.eos_token_id
+        end_ids = [ends] if isinstance(ends, int) else ends or []
+        # The stock step pads to a length of its own.
+        return length_terms(ends_at(generated[:, 1 : 1 + config.max_new_tokens], end_ids), end_ids, config)
 
 
 def _metrics_of_ids(compute_metrics: Callable[..., dict], pad_id: int, found: EvalPrediction, **options: Any) -> dict:

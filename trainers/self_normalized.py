@@ -59,5 +59,7 @@ class SelfNormalizedTrainer(SearchAwareTrainer):
         )
 
     def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
-        variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
-        return {**averages, "log_z_variance": max(variance, 0.0)}
+        if "log_z_square" in averages:  # not of data without labels, of which lengths alone are logged
+            variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
+            averages["log_z_variance"] = max(variance, 0.0)
+        return averages

@@ -22,6 +22,7 @@ from hf_ebm.objectives.completions import (
 )
 from hf_ebm.objectives.token_losses import IGNORED
 
+DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
 _MADE_OF_LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 
 
@@ -33,6 +34,29 @@ def encoder_inputs(inputs: dict) -> dict:
 def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
     """The most tokens that are decoded for a batch: `ratio` times its longest target; 0 if it has none."""
     return math.ceil(ratio * max(map(len, targets)))
+
+
+def new_token_limit(config: GenerationConfig, start: int) -> int | None:
+    """The most tokens that a generation config allows behind `start` tokens, as `generate` counts; None for any."""
+    if config.max_new_tokens is not None:  # which goes before, in `generate` as well
+        return config.max_new_tokens
+    return None if config.max_length is None else config.max_length - start
+
+
+def length_terms(
+    sequences: Sequence[torch.Tensor], end_ids: Sequence[int], config: GenerationConfig
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What is logged of sequences decoded up to `max_new_tokens`: their mean length, and the share that was cut off.
+
+    A sequence is cut off that is as long as it may be and doesn't end, or ends there as the configuration forces it to.
+    """
+    device = sequences[0].device
+    lengths = torch.tensor([len(ids) for ids in sequences], device=device)
+    last = torch.stack([ids[-1] for ids in sequences])
+    ended = torch.isin(last, last.new_tensor(list(end_ids)))
+    cut = (lengths == config.max_new_tokens) & (~ended | (config.forced_eos_token_id is not None))
+    count = torch.tensor(len(sequences), device=device)
+    return {"decoded_length": (lengths.sum(), count), "cut_share": (cut.sum(), count)}
 
 
 def _labels_of(inputs: dict) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,11 +27,18 @@ from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.decoding_trial import decodes_as_scored
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
-from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decoding_length
+from hf_ebm.trainers.sequence_pairs import (
+    DEFAULT_LENGTH,
+    RuledOutTokens,
+    SequencePairs,
+    decoding_length,
+    length_terms,
+    new_token_limit,
+)
 
 logger = logging.get_logger(__name__)
 
-_DEFAULT_LENGTH = 20  # of `generate`
+_NO_ROOM = "max_length must leave room behind a prompt of {} tokens, got {}"
 
 
 @dataclass
@@ -43,7 +50,8 @@ class TaskLossConfig(SearchAwareConfig):
     Args:
         cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
         max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
-            2020, appendix A.4).
+            2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
+            else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
 
     Raises:
         ValueError: for an unknown cost or a ratio that isn't positive.
@@ -66,8 +74,10 @@ class TaskLossConfig(SearchAwareConfig):
 class TaskLossTrainer(SearchAwareTrainer):
     """Base of the trainers that minimize a cost of decoded sequences.
 
-    A batch is decoded up to `max_length_ratio` times its longest target, in evaluation too: `eval_cost` of sequences
-    that don't end depends on what they are batched with, so compare it at one `per_device_eval_batch_size`.
+    A batch is decoded up to `max_length_ratio` times its longest target, and never beyond what the `generation_config`
+    allows, in evaluation too: `eval_cost` of sequences that don't end depends on what they are batched with, so compare
+    it at one `per_device_eval_batch_size`. Logged are `decoded_length`, the mean number of tokens that were decoded,
+    ends included, and `cut_share`, the share of sequences that were cut off at their greatest length.
 
     A causal batch has `input_ids` and `labels` that are -100 on the prompt; it may be padded on either side. In
     evaluation `eval_loss` is the cross entropy in nats per target token, and `eval_cost` the mean cost of what is
@@ -88,8 +98,9 @@ class TaskLossTrainer(SearchAwareTrainer):
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
     args: TaskLossConfig
     needs_every_row = True
+    _told_short = False  # whether it was told that the generation config cuts off before targets end
     scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
-    evaluated_terms = ("cost",)
+    evaluated_terms = ("cost", "decoded_length", "cut_share")
 
     def __init__(
         self,
@@ -195,7 +206,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         return causal
 
     def decoder(self, pairs: SequencePairs, **changes: Any) -> GenerationConfig:
-        """How a batch is decoded, with the length that its targets allow."""
+        """How a batch is decoded, with the length that its targets and the `generation_config` allow."""
         config = copy.deepcopy(self.decoding_config)
         config.update(max_length=None, max_new_tokens=self._max_new_tokens(pairs), use_cache=True)
         config.update(return_dict_in_generate=False, output_scores=False, output_logits=False)
@@ -218,13 +229,28 @@ class TaskLossTrainer(SearchAwareTrainer):
         with seeded(self.args.seed if seed is None else seed, pairs.targets[0].device), self.accelerator.autocast():
             return pairs.decode(self.module, config, num_samples, processor)
 
+    def new_tokens(self, targets: Sequence[Sized], start: int) -> int:
+        """The most tokens that are decoded behind `start`, by the targets and `generation_config`; may be below 1."""
+        by_targets = decoding_length(targets, self.args.max_length_ratio) or None  # of a batch without any
+        limits = (by_targets, new_token_limit(self.decoding_config, start))
+        return min((limit for limit in limits if limit is not None), default=DEFAULT_LENGTH)
+
+    def _start(self, pairs: SequencePairs) -> int:
+        """The tokens that stand before what is decoded, in the longest row."""
+        return 1 if self.module.config.is_encoder_decoder else max(map(len, pairs.prompts))
+
     def _max_new_tokens(self, pairs: SequencePairs) -> int:
-        start = 1 if self.module.config.is_encoder_decoder else max(map(len, pairs.prompts))
-        length, own = decoding_length(pairs.targets, self.args.max_length_ratio), self.decoding_config
-        if not length:  # a batch without a target
-            length = own.max_new_tokens or (own.max_length - start if own.max_length else _DEFAULT_LENGTH)
+        start = self._start(pairs)
+        length = self.new_tokens(pairs.targets, start)
         if length < 1:
-            raise ValueError(f"max_length must leave room behind a prompt of {start} tokens, got {own.max_length}")
+            raise ValueError(_NO_ROOM.format(start, self.decoding_config.max_length))
+        longest, own = max(map(len, pairs.targets)), new_token_limit(self.decoding_config, start)
+        if own is not None and own < longest and not self._told_short:
+            self._told_short = True
+            logger.warning(
+                f"the generation_config ends decoding after {own} tokens, and a target has {longest}; raise its "
+                "max_new_tokens or max_length, if that isn't meant"
+            )
         limit = self._length_limit()
         if limit is None:
             return length
@@ -257,10 +283,16 @@ class TaskLossTrainer(SearchAwareTrainer):
             return self.training_terms(model, pairs)
         rows = list(range(len(pairs)))
         log_probs = pairs.log_probs(model, rows, pairs.targets)
-        self._decoded = [found[0] for found in self.decode(pairs, self.decoder(pairs))]
+        config = self.decoder(pairs)
+        self._decoded = [found[0] for found in self.decode(pairs, config)]
         count = torch.tensor(len(pairs), device=log_probs.device)
         logged = {"cost": (self.costs(pairs, rows, self._decoded).sum(), count)}
+        logged |= self.length_terms(self._decoded, config)
         return LossTerms(-log_probs.sum(), _num_target_tokens(pairs), logged)
+
+    def length_terms(self, sequences: list[torch.Tensor], config: GenerationConfig) -> dict[str, tuple]:
+        """What is logged of the lengths of sequences that were decoded so."""
+        return length_terms(sequences, self.end_ids, config)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         """The objective of a batch in training."""
@@ -283,10 +315,16 @@ class TaskLossTrainer(SearchAwareTrainer):
         asked = gen_kwargs or getattr(self, "_gen_kwargs", {})
         asked = {name: value for name, value in asked.items() if value is not None}
         if "max_length" in asked:
-            asked.setdefault("max_new_tokens", None)
+            most, start = asked.pop("max_length"), self._start(pairs)
+            if most <= start:
+                raise ValueError(_NO_ROOM.format(start, most))
+            asked.setdefault("max_new_tokens", most - start)
         decoded = self._decoded  # for the cost of this very batch, if all its rows had one
         if asked or len(decoded) < len(pairs):
-            decoded = [found[0] for found in self.decode(pairs, self.decoder(pairs, **asked))]
+            config = self.decoder(pairs, **asked)
+            decoded = [found[0] for found in self.decode(pairs, config)]
+            if loss is None:  # else those of the cost are logged
+                self._add(False, self.length_terms(decoded, config))
         predictions, _ = pad_right(decoded, self.pad_id)
         if loss is None:
             return loss, predictions, None

@@ -53,6 +53,7 @@ from hf_ebm.trainers import (
     SoftBeamConfig,
     SoftBeamTrainer,
 )
+from hf_ebm.trainers.sequence_pairs import new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
 OBJECTIVES = {
@@ -94,7 +95,8 @@ def run(argv: list[str]) -> None:
         arguments.append(ScorerArguments)
         about = (
             f"{description}; --cost is one of {', '.join(COSTS)}. Of a causal model sources are the prompts that "
-            "targets continue. Decoding ends at max_length_ratio times the longest target of a batch."
+            "targets continue. Decoding ends at max_length_ratio times the longest target of a batch, and before where "
+            "the generation_config (of the model, or given) has a max_new_tokens or max_length."
         )
     which, data, config, *scorer = parse(arguments, argv[1:], f"train {argv[0]}", about)
     scorer_model = scorer[0].scorer_model if scorer else None
@@ -131,12 +133,13 @@ def _train(
     check_ids(model, encoded, padding)
     _check_aligned(model, encoded)
     if for_cost is not None:
-        check_lengths(for_cost, model, encoded, cost)
-        longest = longest_decoded(for_cost, encoded)
+        check_lengths(for_cost, decoding or model.generation_config, model, encoded, cost)
+        longest = longest_decoded(for_cost, decoding or model.generation_config, encoded, 1)
     else:
         longest = max(len(labels) for split in encoded.values() for labels in split["labels"])
         # One more, for the start token, where Transformers would stop after 20 tokens.
-        config.generation_max_length = config.generation_max_length or longest + 1
+        if decoding is None or new_token_limit(decoding, 1) is None:
+            config.generation_max_length = config.generation_max_length or longest + 1
     if which.model_name_or_path == FRESH and model.config.attention != "fixed":  # which ends with the source
         model.generation_config.max_length = longest + 1
     compute_metrics = None

@@ -6,14 +6,14 @@ import sys
 from dataclasses import dataclass, field
 
 from datasets import DatasetDict
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.cli.common import moved
 from hf_ebm.cli.training_models import pretrained
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.objectives.token_losses import IGNORED
-from hf_ebm.trainers.sequence_pairs import decoding_length
+from hf_ebm.trainers.sequence_pairs import decoding_length, new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 from hf_ebm.vocabulary import num_outputs
 
@@ -69,14 +69,19 @@ def check_targets(config: TaskLossConfig, pairs: DatasetDict) -> None:
                 )
 
 
-def longest_decoded(config: TaskLossConfig, encoded: DatasetDict) -> int:
-    """The most tokens that are decoded for any batch."""
+def longest_decoded(config: TaskLossConfig, decoding: GenerationConfig, encoded: DatasetDict, start: int) -> int:
+    """The most tokens that are decoded behind `start` for any batch."""
     targets = [[i for i in labels if i != IGNORED] for rows in encoded.values() for labels in rows["labels"]]
-    return decoding_length(targets, config.max_length_ratio)
+    limits = decoding_length(targets, config.max_length_ratio), new_token_limit(decoding, start)
+    return min(limit for limit in limits if limit is not None)
 
 
 def check_lengths(
-    config: TaskLossConfig, model: PreTrainedModel, encoded: DatasetDict, scorer: ScorerCost | None
+    config: TaskLossConfig,
+    decoding: GenerationConfig,
+    model: PreTrainedModel,
+    encoded: DatasetDict,
+    scorer: ScorerCost | None,
 ) -> None:
     """Refuses what would be found out when the longest rows come: no room to decode, or to score what is decoded."""
     causal = not model.config.is_encoder_decoder
@@ -88,11 +93,16 @@ def check_lengths(
             f"generation_max_length counts the prompt of a causal model and must be above {prompt}, got "
             f"{config.generation_max_length}; without it max_length_ratio limits what is decoded"
         )
+    decoded = longest_decoded(config, decoding, encoded, prompt if causal else 1)
+    if decoded < 1:
+        raise ValueError(
+            f"generation_config: max_length counts the prompt of a causal model and must be above {prompt}, got "
+            f"{decoding.max_length}; max_new_tokens doesn't count it"
+        )
     positions = None if scorer is None else getattr(scorer.model.config, "max_position_embeddings", None)
     if positions is None:
         return
     own = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
-    decoded = longest_decoded(config, encoded)
     needed = min(prompt + decoded, own) if causal else max(prompt, min(decoded, own))
     if needed > positions:
         raise ValueError(

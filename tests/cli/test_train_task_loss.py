@@ -282,6 +282,21 @@ def test_a_generation_config_says_how_is_decoded(folder, gpt2, tmp_path, capsys)
     assert {name: found[f"eval_{name}"] for name in TRANSCRIPTION} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("length", [{"max_new_tokens": 2}, {"max_length": 3}])
+def test_a_generation_config_says_how_long_is_decoded(length, folder, tmp_path, capsys):
+    """In training and evaluation, and by the saved model of the objectives on what is decoded."""
+    GenerationConfig(**length).save_pretrained(tmp_path / "short")
+    for objective in ("minimum-risk", "cross-entropy"):
+        run(
+            "train", objective, "--task", folder, *LSTM, *QUICK, *EVALUATE, "--output_dir", tmp_path / objective,
+            "--generation_config", tmp_path / "short",
+        )  # fmt: skip
+        assert 0 < result(capsys)["eval_decoded_length"] <= 2
+        logs = json.loads((tmp_path / objective / "trainer_state.json").read_text())["log_history"]
+        assert all(log["decoded_length"] <= 2 for log in logs if "candidate_cost" in log)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "minimum-risk").generation_config.max_length == 3
+
+
 @pytest.mark.half_precision
 @pytest.mark.parametrize("objective", KINDS)
 def test_checkpointed_activations_and_bfloat16(objective, folder, gpt2, tmp_path, capsys):
@@ -372,6 +387,7 @@ REFUSED = {
     "mgs --max_target_length 6": "target of row 0 of split 'train' has 7 tokens, more than the 6 allowed",
     "mgs --generation_config {d}/nowhere": "generation_config: '{d}/nowhere' cannot be loaded",
     "mgs --do_eval --eval_file {d}/good.jsonl --predict_with_generate --generation_max_length 6": "must be above 6",
+    "mgs --generation_config {d}/short_config": "max_length counts the prompt of a causal model and must be above 6",
     "mgs --metric_for_best_model candidate_cost": "must be one of loss, cost, phoneme_error_rate",
     "cross-entropy --model_name_or_path {d}/bart --metric_for_best_model cost": "must be one of loss, phoneme_error",
 }
@@ -382,6 +398,7 @@ def broken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("broken")
     good = {"source": "a b c d e a", "target": " A E D C B A"}
     write(folder / "good.jsonl", [good] * 3)
+    GenerationConfig(max_length=6).save_pretrained(folder / "short_config")
     write(folder / "promptless.jsonl", [good, {**good, "source": ""}])
     write(folder / "ended.jsonl", [{**good, "target": f" A{END} B"}])
     write(folder / "blank.jsonl", [good, {**good, "target": " "}])

@@ -232,7 +232,8 @@ def test_the_model_is_left_as_it_was(tmp_path, caplog):
     assert model.generation_config is own and own.to_dict() == settings
     assert not [record for record in caplog.records if "use_cache" in record.message]
     plain = trainer_of(tmp_path, tiny_causal(dtype=torch.float32), max_steps=2,
-                       generation_config=GenerationConfig(num_beams=2, eos_token_id=END, pad_token_id=PAD))  # fmt: skip
+                       generation_config=GenerationConfig(
+                           num_beams=2, max_length=11, eos_token_id=END, pad_token_id=PAD))  # fmt: skip
     plain.train()
     assert costs == pytest.approx([log["cost"] for log in plain.state.log_history if "cost" in log])
 

@@ -87,7 +87,7 @@ LEFT_OUT = {
     "no_repeat_ngram_size": 1, "encoder_no_repeat_ngram_size": 1, "sequence_bias": [[[5], -9.0]],
     "exponential_decay_length_penalty": (1, 9.0), "temperature": 0.2, "top_k": 2, "top_p": 0.3, "min_p": 0.5,
     "typical_p": 0.2, "epsilon_cutoff": 0.2, "eta_cutoff": 0.3, "num_beams": 3, "length_penalty": 3.0,
-    "do_sample": False, "max_length": 2, "top_h": 0.3, "guidance_scale": 3.0, "stop_strings": ["a"],
+    "do_sample": False, "top_h": 0.3, "guidance_scale": 3.0, "stop_strings": ["a"],
 }  # fmt: skip
 CASES = {
     **{name: ("bart", settings, most, rule, 0) for name, (settings, most, rule) in KEPT.items()},

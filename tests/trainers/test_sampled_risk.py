@@ -209,6 +209,36 @@ def test_logs_of_minimum_risk(tmp_path):
                   for row, found in zip(completion_rows(), trainer.drawn[0], strict=True)]  # fmt: skip
     assert log["num_distinct"] == pytest.approx(sum(map(len, candidates)) / 8)
     assert log["risk"] == pytest.approx(log["loss"], rel=1e-6)
+    prompts = [row["input_ids"][row["labels"] == -100] for row in completion_rows()]
+    effective = []
+    for prompt, found in zip(prompts, candidates, strict=True):
+        powers = torch.stack([log_prob_by_hand(tiny_causal(), prompt, ids) for ids in found]).detach().exp() ** 0.7
+        effective.append(float(powers.sum() ** 2 / powers.square().sum()))
+    assert log["effective_candidates"] == pytest.approx(sum(effective) / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("turn", "settings", "told"),
+    [
+        (1, {}, None),
+        (1, {"sharpness": 1.0}, "lower sharpness, which is 1"),
+        (1, {"sharpness": 1.0, "max_steps": 9}, None),
+        (0, {"include_target": False}, "the model draws one over and over"),
+    ],
+)
+def test_weights_that_stay_on_one_candidate_are_told_once(turn, settings, told, tmp_path, caplog):
+    """Sequences of 30 tokens, whose log probabilities are tens of nats apart: the default weighs them all."""
+    settings = {"max_steps": 21, "logging_steps": 21, "learning_rate": 0.0, **settings}
+    settings.setdefault("sharpness", MinimumRiskConfig.sharpness)
+    trainer = trainer_of("minimum risk", tmp_path, dataset=completion_rows(2), **settings)
+    ids = torch.arange(30).remainder(20) + 3
+    trainer.sample = lambda pairs, count, temperature: ([[ids.roll(turn * n) for n in range(count)]] * len(pairs), None)
+    trainer.train()
+    found = [record.message for record in caplog.records if "effective candidates" in record.message]
+    assert len(found) == (told is not None) and all(told in text for text in found)
+    if settings["max_steps"] == 21:
+        effective = trainer.state.log_history[0]["effective_candidates"]
+        assert effective > 4 if told is None else effective < 1.5  # of five
 
 
 def test_equal_candidates_count_once():

@@ -19,7 +19,7 @@ FAMILIES = [
 ]
 METRICS = {
     "self-normalized": ["cross_entropy", "log_z_mean", "log_z_variance", "loss"],
-    **{kind: ["cost", "loss"] for kind in ROW_LOSSES},
+    **{kind: ["cost", "cut_share", "decoded_length", "loss"] for kind in ROW_LOSSES},
 }
 
 
@@ -65,12 +65,11 @@ def test_rows_without_labels_count_for_nothing_in_evaluation(kind, family, tmp_p
     bare, found = without_labels(rows(3, 5)), []
     for data in (rows(4, 9), [bare[0], *rows(4, 9)[:2], *bare[1:], *rows(4, 9)[2:]]):
         trainer = trainer_of(kind, tmp_path, tiny_seq2seq(family), per_device_eval_batch_size=2)
-        trainer.args.max_length_ratio = 9  # else the greatest length depends on the batch
+        trainer.args.max_length_ratio = 9  # so that the batch doesn't say the greatest length
         trainer.decoding_config = GenerationConfig(eos_token_id=2, pad_token_id=1, max_length=9)
         found.append(trainer.evaluate(data))
     for name in METRICS.get(kind, ["loss"]):
-        if name != "cost":  # of sequences that don't end, it depends on the batch
-            assert found[1][f"eval_{name}"] == pytest.approx(found[0][f"eval_{name}"], rel=1e-6)
+        assert found[1][f"eval_{name}"] == pytest.approx(found[0][f"eval_{name}"], rel=1e-6)
         assert math.isfinite(found[1][f"eval_{name}"])
     assert not warnings_of(caplog)
 
@@ -156,6 +155,7 @@ def test_data_without_labels_is_decoded_as_by_the_stock_trainer(kind, family, tm
     found = output.predictions.tolist()
     assert [[i for i in row if i != pad] for row in found] == [[i for i in row if i != pad] for row in expected]
     assert output.label_ids is None and "test_loss" not in output.metrics
+    assert 0 < output.metrics["test_decoded_length"] <= 9 and 0 <= output.metrics["test_cut_share"] <= 1
 
 
 class Decoder:
