@@ -20,6 +20,7 @@ from hf_ebm.model_modes import state_kept
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
 from hf_ebm.processes import check_joined
+from hf_ebm.trainers.columns import COLUMNS, columns_at
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
 logger = logging.get_logger(__name__)
@@ -215,10 +216,13 @@ class LossTermsMixin(PublishingTrainerMixin):
 
 def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
     """The rows of a batch that are kept."""
-    return {
+    rows = {
         name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
         for name, value in inputs.items()
     }
+    if COLUMNS in inputs:
+        rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
+    return rows
 
 
 class RowLossMixin(LossTermsMixin):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
@@ -18,6 +19,7 @@ from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.plain_values import as_number
+from hf_ebm.trainers.columns import ColumnsApart, without_columns
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import DEFAULT_LENGTH, encoder_inputs, length_terms, new_token_limit
 from hf_ebm.vocabulary import num_outputs
@@ -63,6 +65,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
 
     config_class: ClassVar[type[SearchAwareConfig]] = SearchAwareConfig
     args: SearchAwareConfig
+    reads_columns: ClassVar[bool] = False  # of the data set, beside those that the model takes: a cost does
     memory_settings = "per_device_train_batch_size, max_target_length"  # that logits grow with
     row_must_have = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
 
@@ -80,6 +83,24 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             raise ValueError(
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
             )
+
+    def check_columns(self, cost: str, needed: list[str]) -> None:
+        """Raises `ValueError` if a cost needs columns of the data set that would be removed."""
+        if needed and self.args.remove_unused_columns:
+            raise ValueError(
+                f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(needed)} of the data"
+            )
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """The Trainer's; columns that the model doesn't take never get into its forward."""
+        collator = self.data_collator
+        if not self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            self.data_collator = ColumnsApart(collator, self._signature_columns or (), self.reads_columns)
+        try:
+            return super()._get_dataloader(*args, **kwargs)
+        finally:
+            self.data_collator = collator
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
@@ -150,7 +171,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
         if prediction_loss_only or not self.args.predict_with_generate:
             return loss, None, None
         # What a collator makes of labels would be a prompt that gives them away.
-        unlabeled = inputs if labels is None else encoder_inputs(inputs)
+        unlabeled = without_columns(inputs) if labels is None else encoder_inputs(inputs)
         # The stock step fills the model's generation config with defaults, max_length=20 among them, which would be
         # saved with the model and obeyed.
         generation_config = copy.deepcopy(self.model.generation_config)

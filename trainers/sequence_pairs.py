@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +22,15 @@ from hf_ebm.objectives.completions import (
     split_completions,
 )
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.trainers.columns import COLUMNS
 
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
-_MADE_OF_LABELS = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
+_NOT_ENCODED = (COLUMNS, "labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 
 
 def encoder_inputs(inputs: dict) -> dict:
-    """A batch without its labels and what collators make of them."""
-    return {name: value for name, value in inputs.items() if name not in _MADE_OF_LABELS}
+    """A batch without its labels, what collators make of them, and columns that aren't the model's."""
+    return {name: value for name, value in inputs.items() if name not in _NOT_ENCODED}
 
 
 def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
@@ -117,6 +119,7 @@ class SequencePairs:
     Attributes:
         prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,).
         targets: ids, B tensors (T_b,), with their end token; (0,) for a row without labels.
+        columns: what the data set holds beside what the model takes, values of all rows by name.
         by_length: decode only rows whose prompts are of one length together, so that none is padded.
     """
 
@@ -126,6 +129,7 @@ class SequencePairs:
 
     def __init__(self, pad_id: int, end_ids: Sequence[int]):
         self.pad_id, self.end_ids = pad_id, list(end_ids)
+        self.columns: Mapping[str, Any] = {}
 
     @staticmethod
     def of(model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]) -> SequencePairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import as_callable, as_truth, check_choice
+from hf_ebm.checks import as_callable, as_truth, check_choice, name_of
+from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
 from hf_ebm.objectives.schedules import inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
@@ -25,6 +27,7 @@ from hf_ebm.relaxations.soft_beam import (
     relaxed_beam_search,
 )
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.trainers.columns import COLUMNS, without_columns
 from hf_ebm.trainers.loss_terms import LossTerms
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
 from hf_ebm.trainers.stepwise import StepwiseConfig, StepwiseTrainer
@@ -77,7 +80,8 @@ class SoftBeamTrainer(StepwiseTrainer):
     Evaluation generates, if asked to, with hard beam search over scores normalized as in training.
 
     Args:
-        cost: see `hf_ebm.objectives.decomposable_costs`; default: Hamming.
+        cost: see `hf_ebm.objectives.decomposable_costs`; default: Hamming. It also gets every column of the data set
+            that it has a parameter for, with `remove_unused_columns=False`.
 
     Raises:
         ValueError: for a beam that is larger than the decoder's vocabulary.
@@ -86,6 +90,7 @@ class SoftBeamTrainer(StepwiseTrainer):
     config_class: ClassVar[type[SoftBeamConfig]] = SoftBeamConfig
     args: SoftBeamConfig
     bibtex = (citations.GOYAL_2019, citations.GOYAL_2021)
+    reads_columns = True
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class SoftBeamTrainer(StepwiseTrainer):
         if self.args.max_search_steps is not None:
             self.evaluated_terms = ("searched_share",)
         self.cost = cost
+        self.check_columns(name_of(cost), NamedParameters.of(cost).needed())
         vocab_size = len(self.decoder.embedding_weight)
         beams = self.args.beam_size
         if beams > vocab_size:
@@ -116,11 +122,12 @@ class SoftBeamTrainer(StepwiseTrainer):
         args = self.args
         alpha = inverse_temperature(self.schedule_time, args.alpha, args.alpha_growth)
         labels = inputs["labels"][:, : args.max_search_steps]
+        cost, inputs = self._cost_of(inputs.get(COLUMNS, {})), without_columns(inputs)
         start = self.decoder.embed(self.decoder.gold_ids(inputs["labels"])[:, 0])
         settings = SoftBeamSettings(args.beam_size, alpha, args.normalization, args.checkpoint_steps)
         hinge = args.loss == "hinge"
         begin = {"model": model, **encoder_inputs(inputs)}
-        result = relaxed_beam_search(self.decoder, start, begin, labels, self.cost, settings, hinge)
+        result = relaxed_beam_search(self.decoder, start, begin, labels, cost, settings, hinge)
         if hinge:
             logits = self.model(**inputs).logits[:, : args.max_search_steps]
             losses = hinge_loss(result, gold_scores(logits, labels, args.normalization), alpha)
@@ -129,6 +136,11 @@ class SoftBeamTrainer(StepwiseTrainer):
         tokens = num_tokens(inputs["labels"])
         logged = {} if args.max_search_steps is None else {"searched_share": (num_tokens(labels), tokens)}
         return LossTerms(losses.sum(), tokens, logged, {"alpha": alpha})
+
+    def _cost_of(self, columns: Mapping[str, Any]) -> DecomposableCost:
+        """The cost, given the columns that it reads."""
+        given = columns_for(name_of(self.cost), NamedParameters.of(self.cost), columns)
+        return functools.partial(self.cost, **given) if given else self.cost
 
     def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
         self,

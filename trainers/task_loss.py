@@ -25,6 +25,7 @@ from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
+from hf_ebm.trainers.columns import COLUMNS, columns_at
 from hf_ebm.trainers.decoding_trial import decodes_as_scored
 from hf_ebm.trainers.search_aware import LossTerms, SearchAwareConfig, SearchAwareTrainer
 from hf_ebm.trainers.sequence_pairs import (
@@ -87,8 +88,9 @@ class TaskLossTrainer(SearchAwareTrainer):
     decoded one length after another where a trial, when the trainer is made, shows that padding changes the model.
 
     Args:
-        cost: a name, or a callable `cost(predictions, references[, prompts]) -> (B,)`; see
-            `hf_ebm.objectives.sequence_costs`. In place of `args.cost`.
+        cost: a name, or a callable `cost(predictions, references) -> (B,)`; see `hf_ebm.objectives.sequence_costs`.
+            In place of `args.cost`. It also gets what else it has a parameter for by name: `prompts`, and with
+            `remove_unused_columns=False` every column of the data set that the model's forward doesn't take.
 
     Raises:
         ValueError: for a model that cannot decode or has no end token, a cost that reads texts without a
@@ -98,6 +100,7 @@ class TaskLossTrainer(SearchAwareTrainer):
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
     args: TaskLossConfig
     needs_every_row = True
+    reads_columns = True
     _told_short = False  # whether it was told that the generation config cuts off before targets end
     scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
     evaluated_terms = ("cost", "decoded_length", "cut_share")
@@ -130,6 +133,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         if own_use_cache is not None:  # as well; whether to cache is said in every call here
             self.model.config.use_cache = own_use_cache
         self.cost = as_cost(self.args.cost if cost is None else cost)
+        self.check_columns(self.cost.name, self.cost.needed_columns)
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
         self.end_ids, self.pad_id = self._special_ids()
@@ -173,7 +177,7 @@ class TaskLossTrainer(SearchAwareTrainer):
     def pairs(self, inputs: dict) -> SequencePairs:
         """A batch as prompts and targets."""
         pairs = SequencePairs.of(self.module, inputs, self.pad_id, self.end_ids)
-        pairs.by_length = self.by_length
+        pairs.by_length, pairs.columns = self.by_length, inputs.get(COLUMNS, {})
         return pairs
 
     @property
@@ -265,11 +269,13 @@ class TaskLossTrainer(SearchAwareTrainer):
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
         references = [pairs.targets[row] for row in rows]
-        prompts = [pairs.prompts[row] for row in rows] if self.cost.takes_prompts else None
+        prompts = [pairs.prompts[row] for row in rows] if self.cost.parameters.takes("prompts") else None
+        columns = columns_at(pairs.columns, rows)
         read = self._texts if self.cost.reads == "texts" else _lists
         device = pairs.targets[0].device
         with torch.autocast(device.type, enabled=False):  # a scorer computes as precisely in every objective
-            return self.cost(read(sequences), read(references), read(prompts) if prompts else None).to(device)
+            costs = self.cost(read(sequences), read(references), read(prompts) if prompts else None, columns)
+        return costs.to(device)
 
     def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
         decode = getattr(self.processing_class, "batch_decode", None)

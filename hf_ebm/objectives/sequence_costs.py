@@ -10,7 +10,6 @@ Trainers take `SequenceCost`s: `as_cost` makes one of a name in `COSTS` or of a 
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 
 from hf_ebm.checks import as_callable, check_choice, name_of, row_numbers, shown
 from hf_ebm.data.metrics import nearest_reference
+from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
 from hf_ebm.plain_values import as_whole
 
 Symbols = Sequence[Hashable]
@@ -146,8 +146,8 @@ class SequenceCost:
 
     Args:
         name: how messages and logs call it.
-        function: `(predictions, references) -> (B,)` numbers; it also gets `prompts=` if it has a parameter of that
-            name or takes any.
+        function: `(predictions, references) -> (B,)` numbers; it also gets `prompts=`, and columns of the data set, if
+            it has parameters of these names or takes any.
         reads: whether it wants predictions as texts or as lists of token ids.
 
     Raises:
@@ -163,18 +163,31 @@ class SequenceCost:
         as_callable(f"function of the cost {self.name}", self.function)
 
     @cached_property
-    def takes_prompts(self) -> bool:
-        """Whether the function is given the prompts."""
-        return _takes_prompts(self.function)
+    def parameters(self) -> NamedParameters:
+        """What the function takes by name."""
+        return NamedParameters.of(self.function)
+
+    @property
+    def needed_columns(self) -> list[str]:
+        """The columns of the data set that it can't do without."""
+        return self.parameters.needed(("prompts",))
 
     @torch.no_grad()
-    def __call__(self, predictions: Sequence, references: Sequence, prompts: Sequence | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        predictions: Sequence,
+        references: Sequence,
+        prompts: Sequence | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
         """(B,) float32, without a gradient.
 
         Raises:
-            ValueError: naming the cost, if it didn't return one finite number for each prediction.
+            ValueError: naming the cost, if it didn't return one finite number for each prediction, or needs a column
+                that isn't there.
         """
-        given = {"prompts": prompts} if self.takes_prompts else {}
+        given = columns_for(self.name, self.parameters, columns or {}, ("prompts",))
+        given |= {"prompts": prompts} if self.parameters.takes("prompts") else {}
         returned = self.function(predictions, references, **given)
         device = returned.device if isinstance(returned, torch.Tensor) else torch.device("cpu")
         costs = row_numbers(f"the cost {self.name}", returned, len(predictions), device).float().detach()
@@ -210,20 +223,6 @@ def as_cost(cost: str | Callable[..., Any] | SequenceCost) -> SequenceCost:
     if not callable(cost) or isinstance(cost, type):
         raise ValueError(f"cost must be a callable or one of {', '.join(COSTS)}, got {shown(cost)}")
     return SequenceCost(name_of(cost), cost, getattr(cost, "reads", "texts"))
-
-
-def _takes_prompts(function: Callable[..., Any]) -> bool:
-    # The call of a module takes anything and hands it to its forward.
-    function = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # some callables written in C have no signature
-        return False
-    return any(
-        parameter.kind is parameter.VAR_KEYWORD
-        or (parameter.name == "prompts" and parameter.kind is not parameter.POSITIONAL_ONLY)
-        for parameter in parameters
-    )
 
 
 def _symbol_pairs(predictions: Sequence, references: Sequence) -> list[tuple[Symbols, list[Symbols]]]:
