@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GenerationMixin
 
 
 @contextmanager
@@ -137,8 +138,15 @@ def _lock_of(model: nn.Module) -> RLock:
 
 
 def decoded(model: nn.Module, **inputs: Any) -> Tensor:
-    """The ids that a model's `generate` returns. Raises `ValueError` for a model that has none."""
+    """The ids that a model's `generate` returns. Raises `ValueError` for a model that has none.
+
+    Of encoders of something else than ids it is the stock one: Whisper's own cuts sound into segments, asks for a
+    language and tries temperatures.
+    """
     generate: Callable[..., Tensor] | None = getattr(model, "generate", None)
+    base = getattr(model, "get_base_model", lambda: model)()  # of adapters
+    if isinstance(base, GenerationMixin) and getattr(base, "main_input_name", "input_ids") != "input_ids":
+        generate = functools.partial(GenerationMixin.generate, base)
     if generate is None:
         raise ValueError(f"model: {type(model).__name__} cannot generate")
     return generate(**inputs)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.models.probes import encodes_ids, made_up_states
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.random_state import seeded
 from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
-from hf_ebm.vocabulary import num_embeddings
+from hf_ebm.vocabulary import num_outputs
 
 
 class _GivenTokens(RuledOutTokens):
@@ -60,13 +62,15 @@ def decodes_as_scored(
         by_length: as the attribute of `SequencePairs`.
         limit: the most tokens of a row.
     """
-    ids_apart = (id for id in range(num_embeddings(model)) if id not in (pad_id, *end_ids))
+    ids_apart = (id for id in range(num_outputs(model)) if id not in (pad_id, *end_ids))
     usable = list(islice(ids_apart, 5)) or [pad_id]
     length = 9 if limit is None else min(9, limit)
     steps = max(1, length // 2)
     row = torch.tensor([usable[at % len(usable)] for at in range(max(1, length - steps))], device=model.device)
     ids, mask = pad_right([row, row[len(row) // 2 :]], pad_id)
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if not encodes_ids(model):
+        inputs = {"encoder_outputs": made_up_states(model, 2)}
     if model.config.is_encoder_decoder:
         inputs["labels"] = row[:1].repeat(2, 2)
     pairs = SequencePairs.of(model, inputs, pad_id, end_ids)

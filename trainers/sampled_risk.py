@@ -13,7 +13,7 @@ from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number, as_whole
-from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, num_rows
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 # What the decoder's configuration says of samples too: where they end, and what it forces or forbids.
@@ -69,7 +69,7 @@ class SampledRiskTrainer(TaskLossTrainer):
                 raise ValueError(f"{name} must be one token for a model to be sampled from, got {ids}")
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        rows = torch.tensor(sum(len(batch["input_ids"]) for batch in batch_samples), device=device)
+        rows = torch.tensor(sum(map(num_rows, batch_samples)), device=device)
         if self.args.average_tokens_across_devices and self.args.world_size > 1:
             rows = self.accelerator.gather(rows).sum()
         return rows

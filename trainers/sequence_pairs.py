@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.energy.context import input_names
@@ -61,10 +63,9 @@ def length_terms(
     return {"decoded_length": (lengths.sum(), count), "cut_share": (cut.sum(), count)}
 
 
-def _labels_of(inputs: dict) -> torch.Tensor:
-    """The labels of a batch; -100 everywhere if it has none."""
-    labels = inputs.get("labels")
-    return torch.full_like(inputs["input_ids"], IGNORED) if labels is None else labels
+def num_rows(inputs: dict) -> int:
+    """Rows of a batch, whatever is in it."""
+    return next(len(value) for value in tree_leaves(inputs) if torch.is_tensor(value) and value.dim())
 
 
 def _start_token_id(model: PreTrainedModel) -> int:
@@ -117,7 +118,8 @@ class SequencePairs:
     """A batch as pairs of a prompt and a target; `of` gives the kind that fits the model.
 
     Attributes:
-        prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,).
+        prompts: ids that stand before the targets (causal models) or that are encoded, B tensors (P_b,); none where
+            something else is encoded.
         targets: ids, B tensors (T_b,), with their end token; (0,) for a row without labels.
         columns: what the data set holds beside what the model takes, values of all rows by name.
         by_length: decode only rows whose prompts are of one length together, so that none is padded.
@@ -191,9 +193,11 @@ class EncoderDecoderPairs(SequencePairs):
 
     def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
-        self.inputs, labels = encoder_inputs(inputs), _labels_of(inputs)
-        mask = inputs.get("attention_mask")
-        self.prompts = [ids if mask is None else ids[mask[row].bool()] for row, ids in enumerate(inputs["input_ids"])]
+        self.inputs, labels = encoder_inputs(inputs), inputs.get("labels")
+        if labels is None:
+            labels = torch.full((num_rows(inputs), 1), IGNORED, device=model.device)
+        sources, mask = inputs.get("input_ids", ()), inputs.get("attention_mask")
+        self.prompts = [ids if mask is None else ids[mask[row].bool()] for row, ids in enumerate(sources)]
         self.targets = [row[row != IGNORED] for row in labels]
         labelled = (labels != IGNORED).any(1)
         shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
@@ -218,7 +222,8 @@ class EncoderDecoderPairs(SequencePairs):
         index = torch.tensor(list(rows), device=self.starts.device)
         labels, _ = pad_right(sequences, IGNORED)
         shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
-        expanded = {name: value[index] for name, value in self.inputs.items() if torch.is_tensor(value)}
+        given = {name: value for name, value in self.inputs.items() if isinstance(value, (torch.Tensor, ModelOutput))}
+        expanded = tree_map(lambda value: value[index], given)
         decoder_input_ids = shifted.masked_fill(shifted == IGNORED, self.pad_id)
         outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
         return sequence_log_probs(outputs.logits, labels, ruled_out)
@@ -228,7 +233,8 @@ class EncoderDecoderPairs(SequencePairs):
     ) -> torch.Tensor:
         # Given as ids to go on from, other starts than the model's own would get that one in front of them.
         config.decoder_start_token_id = self.starts.tolist()
-        return decoded(model, **self.inputs, generation_config=config, logits_processor=processors)[:, 1:]
+        inputs = tree_map(lambda value: value, self.inputs)  # outputs of an encoder are repeated in place
+        return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, 1:]
 
 
 class CausalPairs(SequencePairs):
@@ -237,19 +243,21 @@ class CausalPairs(SequencePairs):
     A row without labels is a prefix.
 
     Raises:
-        ValueError: for further inputs of the model, which would have to be laid out anew, too; for other labels than
-            tokens behind one prompt.
+        ValueError: without `input_ids`; for further inputs of the model, which would have to be laid out anew, too; for
+            other labels than tokens behind one prompt.
     """
 
     def __init__(self, model: PreTrainedModel, inputs: dict, pad_id: int, end_ids: Sequence[int]):
         super().__init__(pad_id, end_ids)
+        ids, labels = inputs.get("input_ids"), inputs.get("labels")
+        if ids is None:
+            raise ValueError(f"inputs must have input_ids for a causal model to go on from, got {', '.join(inputs)}")
         base = getattr(model, "get_base_model", lambda: model)()  # of adapters
-        for name in sorted(input_names(base) & inputs.keys()):
+        for name in sorted((input_names(base) | {"inputs_embeds"}) & inputs.keys()):
             if torch.is_tensor(inputs[name]) and bool(inputs[name].any()):
                 raise ValueError(f"inputs: {name} must be left out; rows of a causal model are ids, mask and labels")
-        self.prompts, self.targets = split_completions(
-            inputs["input_ids"], _labels_of(inputs), inputs.get("attention_mask")
-        )
+        labels = torch.full_like(ids, IGNORED) if labels is None else labels
+        self.prompts, self.targets = split_completions(ids, labels, inputs.get("attention_mask"))
 
     def log_probs(
         self,

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.position_limits import cached_length
-from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
+from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay, encodes_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.objectives.token_losses import IGNORED
@@ -151,6 +151,8 @@ class TaskLossTrainer(SearchAwareTrainer):
             check_not_block_sparse("model", model)
             check_weights_stay("model", model)
             refuse_needed_inputs("model", model)
+            if not encodes_ids(model):
+                raise ValueError(f"model: {type(model).__name__} goes on from {model.main_input_name}, must from ids")
             check_causal("model", model)
 
     def _special_ids(self) -> tuple[list[int], int]:
@@ -172,7 +174,7 @@ class TaskLossTrainer(SearchAwareTrainer):
     def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Rows with a target; the first token of a causal row is none."""
         targets = self.pairs(inputs).targets
-        return torch.tensor([len(ids) > 0 for ids in targets], device=inputs["input_ids"].device)
+        return torch.tensor([len(ids) > 0 for ids in targets], device=targets[0].device)
 
     def pairs(self, inputs: dict) -> SequencePairs:
         """A batch as prompts and targets."""
@@ -269,7 +271,10 @@ class TaskLossTrainer(SearchAwareTrainer):
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
         references = [pairs.targets[row] for row in rows]
-        prompts = [pairs.prompts[row] for row in rows] if self.cost.parameters.takes("prompts") else None
+        wanted = self.cost.parameters.takes("prompts")
+        if not pairs.prompts and self.cost.parameters.others.get("prompts"):
+            raise ValueError(f"inputs must have input_ids: the cost {self.cost.name!r} reads prompts")
+        prompts = [pairs.prompts[row] for row in rows] if wanted and pairs.prompts else None
         columns = columns_at(pairs.columns, rows)
         read = self._texts if self.cost.reads == "texts" else _lists
         device = pairs.targets[0].device

@@ -21,7 +21,7 @@ from transformers.utils import (
 )
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.models.probes import close, five_tokens
+from hf_ebm.models.probes import close, encodes_ids, five_tokens, made_up_states
 from hf_ebm.models.weights import refuse_missing_weights
 
 
@@ -137,7 +137,8 @@ def _is_peft(model: object) -> TypeGuard[Any]:
 @torch.no_grad()
 def _is_all_in_the_layers(model: Any, base: PreTrainedModel) -> bool:
     ids = five_tokens(base)
-    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if base.config.is_encoder_decoder else {})
+    source = {"input_ids": ids} if encodes_ids(base) else {"encoder_outputs": made_up_states(base, 1)}
+    inputs = source | ({"decoder_input_ids": ids} if base.config.is_encoder_decoder else {})
     with evaluation_mode(model), state_kept(model):
         try:
             return close(base(**inputs)[0], model(**inputs)[0])

@@ -41,6 +41,8 @@ class ScorerCost:
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise ValueError(f"model must be a language model, a module with a config, got {shown(model)}")
         check_in_layers("model", model)
+        if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
+            raise ValueError(f"model must read token ids, got {type(model).__name__}, which reads {reads}")
         if pad_token_id is None:
             raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
         self.model = model

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.models.probes import encodes_ids, made_up_states
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
@@ -201,7 +202,11 @@ def _probe(model: PreTrainedModel) -> tuple[dict[str, Any], torch.Tensor, torch.
         return ids.to(_embedding(model).weight.device)
 
     ids = draw(_embedding(model).num_embeddings)
-    source = draw(num_embeddings(model))
-    inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    inputs: dict[str, Any]
+    if encodes_ids(model):
+        source = draw(num_embeddings(model))
+        inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    else:
+        inputs = {"encoder_outputs": made_up_states(model, len(ids))}
     reference = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
     return inputs, ids, reference

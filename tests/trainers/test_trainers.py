@@ -74,8 +74,8 @@ def by_hand(kind, model, batch):
     """The objective's mean over tokens, written out."""
     labels = batch["labels"]
     tokens = (labels != -100).sum()
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    decoder = StepwiseDecoder(model)
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    decoder = None if kind == "cross-entropy" else StepwiseDecoder(model)
     if kind in ("cross-entropy", "self-normalized"):
         logits = model(**batch).logits
         scores = torch.log_softmax(logits, -1)
@@ -88,7 +88,7 @@ def by_hand(kind, model, batch):
         for step in range(labels.shape[1]):
             logits = model(**inputs, decoder_inputs_embeds=embeddings, use_cache=False).logits[:, -1]
             loss = loss + torch.nn.functional.cross_entropy(logits, labels[:, step], ignore_index=-100, reduction="sum")
-            mixed = torch.softmax(2.0 * logits, -1) @ decoder.embedding_weight
+            mixed = torch.softmax(2.0 * logits, -1) @ decoder.embedding_weight * decoder.scale
             embeddings = torch.cat([embeddings, mixed[:, None]], 1)
     else:
         start, hinge = decoder.embed(decoder.gold_ids(labels)[:, 0]), kind.endswith("hinge")
