@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -64,8 +64,11 @@ def length_terms(
 
 
 def num_rows(inputs: dict) -> int:
-    """Rows of a batch, whatever is in it."""
-    return next(len(value) for value in tree_leaves(inputs) if torch.is_tensor(value) and value.dim())
+    """Rows of a batch, whatever is encoded."""
+    if inputs.get("labels") is not None:
+        return len(inputs["labels"])
+    tensors = [value for value in inputs.values() if torch.is_tensor(value) and value.dim()]
+    return len(tensors[0])
 
 
 def _start_token_id(model: PreTrainedModel) -> int:
