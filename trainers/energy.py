@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import torch
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
@@ -116,10 +117,18 @@ class EnergyTrainer(RowLossMixin, Trainer):
         args: EnergyTrainingConfig | None = None,
         *,
         teacher: EnergyModel | None = None,
+        data_collator: Callable[[list], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        model_init: Callable[..., PreTrainedModel] | None = None,
+        callbacks: list | None = None,
         **kwargs: Any,
     ):
-        kwargs.setdefault("data_collator", EnergyCollator(model))
-        super().__init__(model=model, args=args, **kwargs)
+        super().__init__(
+            model, args, data_collator=data_collator, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            processing_class=processing_class, model_init=model_init, callbacks=callbacks, **kwargs,
+        )  # fmt: skip
         objective = self.args.objective
         if objective == "mle":
             self.evaluated_terms = ("log_partition",)
@@ -139,6 +148,9 @@ class EnergyTrainer(RowLossMixin, Trainer):
         self._check_work()
         if self.args.save_strategy != SaveStrategy.NO:
             self.energy_model.check_can_be_saved()  # not at the first save
+
+    def default_collator(self, model: object) -> EnergyCollator:
+        return EnergyCollator(model)
 
     @property
     def energy_model(self) -> EnergyModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
@@ -50,6 +50,12 @@ class LossTermsMixin(PublishingTrainerMixin):
     A row without anything to score (no label, no free token) counts for nothing. A training batch without any other row
     is an error that names a row. An evaluation set without any other is nan, with a warning.
 
+    Args:
+        model: what is trained; `model_init` makes it where it is None.
+        args: of the trainer's `config_class`.
+        data_collator, train_dataset, eval_dataset, processing_class, model_init, compute_metrics, callbacks: as of
+            Transformers' `Trainer`, whose other arguments are taken as well.
+
     Raises:
         ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, a model that `model_init`
             made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), activation
@@ -63,24 +69,52 @@ class LossTermsMixin(PublishingTrainerMixin):
     evaluated_terms: tuple[str, ...] = ()  # what an evaluation logs beside its loss
 
     def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: TrainingArguments | None = None, **kwargs: Any
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        *,
+        data_collator: Callable[[list], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        model_init: Callable[..., PreTrainedModel] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list | None = None,
+        **kwargs: Any,
     ):
         if not isinstance(args, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         check_joined(args.world_size)
+        self.check_arguments(args, compute_metrics)
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a model object, got {shown(model)}")
         if model is not None:
             self._check_base(model, args)
-        super().__init__(model=model, args=args, **kwargs)
+        super().__init__(
+            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            data_collator=self.default_collator(model) if data_collator is None else data_collator,
+            processing_class=processing_class, model_init=model_init, compute_metrics=compute_metrics,
+            callbacks=callbacks, **kwargs,
+        )  # fmt: skip
         # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
         # take the number: the losses here are sums that are divided by it.
         self.model_accepts_loss_kwargs = True
         self._sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
         self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self._batches_seen = (-1, 0)  # global step, batches of it so far
+        self.set_up()
+
+    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
+        """Raises `ValueError` for arguments that don't fit, before anything is done."""
+
+    def default_collator(self, model: object) -> Callable[[list], Any] | None:
+        """What makes batches where no collator is given; None for the Trainer's."""
+        return None
+
+    def set_up(self) -> None:
+        """What a trainer has beside the stock one, which is made by then; subclasses go on from this."""
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         """The objective of a batch; `model` may be a data-parallel wrapper of `self.model`.
@@ -226,7 +260,16 @@ def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
 
 
 class RowLossMixin(LossTermsMixin):
-    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone."""
+    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone.
+
+    Raises:
+        ValueError: for `compute_metrics`: there are no predictions.
+    """
+
+    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
+        super().check_arguments(args, compute_metrics)
+        if compute_metrics is not None:
+            raise ValueError(f"compute_metrics must be None: {type(self).__name__} makes no predictions")
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         rows = torch.tensor(sum(int(self.scored_rows(batch).sum()) for batch in batch_samples), device=device)

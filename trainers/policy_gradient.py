@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
@@ -93,10 +93,8 @@ class PolicyGradientTrainer(SampledRiskTrainer):
     bibtex = (citations.WELLECK_2021,)
     scores_its_samples = True
 
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: PolicyGradientConfig | None = None, **kwargs: Any
-    ):
-        super().__init__(model=model, args=args, **kwargs)
+    def set_up(self) -> None:
+        super().set_up()
         self.add_callback(RunningMean(self.args.running_mean_decay))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -74,11 +75,11 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
     bibtex = (citations.DENG_2020,)
     row_must_have = "prefix_ids: row {row} must have a prefix"
 
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: ResidualNCEConfig | None = None, **kwargs: Any
-    ):
-        kwargs.setdefault("data_collator", collate_rows)
-        super().__init__(model=model, args=args, **kwargs)
+    def default_collator(self, model: object) -> Callable[[list], Any]:
+        return collate_rows
+
+    def set_up(self) -> None:
+        super().set_up()
         self._evaluated = 0  # batches of the present evaluation
         self._noise: dict[bool, list[tuple[Tensor, int]]] = {True: [], False: []}
 

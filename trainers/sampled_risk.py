@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
@@ -59,10 +59,8 @@ class SampledRiskTrainer(TaskLossTrainer):
     config_class: ClassVar[type[SampledRiskConfig]] = SampledRiskConfig
     args: SampledRiskConfig
 
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: SampledRiskConfig | None = None, **kwargs: Any
-    ):
-        super().__init__(model=model, args=args, **kwargs)
+    def set_up(self) -> None:
+        super().set_up()
         for name in _FORCED:
             ids = getattr(self.decoding_config, name)
             if ids is not None and torch.tensor(ids).numel() != 1:

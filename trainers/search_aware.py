@@ -69,13 +69,10 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
     memory_settings = "per_device_train_batch_size, max_target_length"  # that logits grow with
     row_must_have = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
 
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: SearchAwareConfig | None = None, **kwargs: Any
-    ):
-        with_metrics = kwargs.get("compute_metrics") is not None
-        if with_metrics and isinstance(args, self.config_class) and not args.predict_with_generate:
+    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
+        super().check_arguments(args, compute_metrics)
+        if compute_metrics is not None and not args.predict_with_generate:
             raise ValueError("compute_metrics needs predict_with_generate=True: its predictions are generated tokens")
-        super().__init__(model=model, args=args, **kwargs)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from hf_ebm.checks import as_callable, as_truth, check_choice, name_of
 from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
@@ -96,15 +96,29 @@ class SoftBeamTrainer(StepwiseTrainer):
         self,
         model: PreTrainedModel | nn.Module | None = None,
         args: SoftBeamConfig | None = None,
+        *,
         cost: DecomposableCost | None = None,
+        data_collator: Callable[[list], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        model_init: Callable[..., PreTrainedModel] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list | None = None,
         **kwargs: Any,
     ):
-        cost = HammingCost() if cost is None else as_callable("cost", cost)
-        super().__init__(model=model, args=args, **kwargs)
+        self.cost = HammingCost() if cost is None else as_callable("cost", cost)
+        super().__init__(
+            model, args, data_collator=data_collator, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            processing_class=processing_class, model_init=model_init, compute_metrics=compute_metrics,
+            callbacks=callbacks, **kwargs,
+        )  # fmt: skip
+
+    def set_up(self) -> None:
+        super().set_up()
         if self.args.max_search_steps is not None:
             self.evaluated_terms = ("searched_share",)
-        self.cost = cost
-        self.check_columns(name_of(cost), NamedParameters.of(cost).needed())
+        self.check_columns(name_of(self.cost), NamedParameters.of(self.cost).needed())
         vocab_size = len(self.decoder.embedding_weight)
         beams = self.args.beam_size
         if beams > vocab_size:

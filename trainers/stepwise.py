@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
@@ -65,12 +65,13 @@ class StepwiseTrainer(SearchAwareTrainer):
     config_class: ClassVar[type[StepwiseConfig]] = StepwiseConfig
     args: StepwiseConfig
 
-    def __init__(
-        self, model: PreTrainedModel | nn.Module | None = None, args: StepwiseConfig | None = None, **kwargs: Any
-    ):
-        if args is not None and args.activation_checkpointing:
+    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
+        super().check_arguments(args, compute_metrics)
+        if args.activation_checkpointing:
             raise ValueError(self._no_checkpointing)
-        super().__init__(model=model, args=args, **kwargs)
+
+    def set_up(self) -> None:
+        super().set_up()
         if self.args.n_gpu > 1:
             raise ValueError(
                 f"one process must have one GPU, got {self.args.n_gpu}: caches cannot be gathered; start a process for "

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import align_special_tokens
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.trainer_utils import EvalPrediction, align_special_tokens
 from transformers.utils import logging
 
 from hf_ebm.models.energy.context import refuse_needed_inputs
@@ -111,28 +111,43 @@ class TaskLossTrainer(SearchAwareTrainer):
         args: TaskLossConfig | None = None,
         *,
         cost: str | Callable | SequenceCost | None = None,
+        data_collator: Callable[[list], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        model_init: Callable[..., PreTrainedModel] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list | None = None,
         **kwargs: Any,
     ):
-        own_generation_config = getattr(model, "generation_config", None)
-        own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)
-        super().__init__(model=model, args=args, **kwargs)
+        self._given_cost = cost
+        self._own_generation_config = getattr(model, "generation_config", None)  # which the stock trainer replaces
+        self._own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # as well
+        super().__init__(
+            model, args, data_collator=data_collator, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            processing_class=processing_class, model_init=model_init, compute_metrics=compute_metrics,
+            callbacks=callbacks, **kwargs,
+        )  # fmt: skip
+
+    def set_up(self) -> None:
+        super().set_up()
         if self.args.n_gpu > 1:
             raise ValueError(
                 f"one process must have one GPU, got {self.args.n_gpu}; start a process for each with accelerate "
                 "launch or torchrun"
             )
-        if isinstance(self.processing_class, PreTrainedTokenizerBase) and model is not None:
+        if isinstance(self.processing_class, PreTrainedTokenizerBase) and self.model_init is None:
             align_special_tokens(self.model, self.processing_class)  # as `train` would do, but before they are read
         self.decoding_config = copy.deepcopy(self.model.generation_config)
-        # Which the stock trainer replaced:
-        if self.args.generation_config is not None and own_generation_config is not None:
-            self.model.generation_config = own_generation_config
+        own = self._own_generation_config
+        if self.args.generation_config is not None and own is not None:
+            self.model.generation_config = own
             for name in ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id"):
                 if getattr(self.decoding_config, name) is None:  # where decoding starts is the model's business
-                    setattr(self.decoding_config, name, getattr(own_generation_config, name))
-        if own_use_cache is not None:  # as well; whether to cache is said in every call here
-            self.model.config.use_cache = own_use_cache
-        self.cost = as_cost(self.args.cost if cost is None else cost)
+                    setattr(self.decoding_config, name, getattr(own, name))
+        if self._own_use_cache is not None:  # whether to cache is said in every call here
+            self.model.config.use_cache = self._own_use_cache
+        self.cost = as_cost(self.args.cost if self._given_cost is None else self._given_cost)
         self.check_columns(self.cost.name, self.cost.needed_columns)
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")

@@ -6,6 +6,8 @@ tokenizer, the state of the trainer and the metrics, which are printed too, as o
 
 from __future__ import annotations
 
+from typing import Any
+
 from datasets import DatasetDict
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -146,10 +148,11 @@ def _train(
     if config.predict_with_generate:
         compute_metrics = GenerationMetrics(data.task, padding, pairs["evaluation"], encoded["evaluation"])
         config.include_for_metrics = ["inputs"]
+    on_cost: dict[str, Any] = {} if for_cost is None else {"cost": cost}
     trainer = trainer_class(
         model, config, train_dataset=encoded["train"], eval_dataset=encoded.get("evaluation"),
         data_collator=DataCollatorForSeq2Seq(padding), processing_class=tokenizer, compute_metrics=compute_metrics,
-        **({} if for_cost is None else {"cost": cost}),
+        **on_cost,
     )  # fmt: skip
     return run_trainer(trainer, checkpoint, evaluate)
 

@@ -72,7 +72,7 @@ def test_trainers(tmp_path):
     with pytest.raises(ValueError, match="model must be a model object, got 'gpt2'"):
         CrossEntropyTrainer("gpt2", SearchAwareConfig(tmp_path, report_to=[], use_cpu=True))
     with pytest.raises(ValueError, match="cost must be callable, got 'edit_distance'"):
-        SoftBeamTrainer(None, SoftBeamConfig(tmp_path, report_to=[], use_cpu=True), "edit_distance")
+        SoftBeamTrainer(None, SoftBeamConfig(tmp_path, report_to=[], use_cpu=True), cost="edit_distance")
 
 
 @pytest.mark.parametrize("weights", [7, "ab", {1: 2.0}, [None], [torch.nan], [-1.0], ["1"]])

@@ -1,19 +1,23 @@
 """What is expected of every Trainer: label smoothing as in the stock one, and activations that are computed again."""
 
 import copy
+import inspect
 
 import pytest
 import torch
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
+from hf_ebm import trainers
+from hf_ebm.trainers.task_loss import TaskLossTrainer
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs
 from tests.trainers.test_half_precision import trainer_of as trainer_of_kind
 from tests.trainers.test_sampled_risk import KINDS as SAMPLED
 from tests.trainers.test_trainers import KINDS, ONE_STEP, collate, rows, trainer_of
 
+TRAINERS = [one for one in map(trainers.__dict__.get, trainers.__all__) if issubclass(one, Trainer)]
 STEPWISE = ("scheduled sampling", "soft beam", "soft beam, hinge")
 RECOMPUTING = [
     "cross-entropy", "self-normalized", *SAMPLED, "mgs", "residual", "bert, mle, enumerated", "bert, mlm, enumerated",
@@ -105,3 +109,22 @@ def test_models_without_layers_to_recompute_are_refused_when_a_trainer_is_made(k
             test_mgs.trainer_of(tmp_path, tiny_seq2seq("lstm additive"), activation_checkpointing=True)
         else:
             trainer_of_kind(kind, tmp_path, activation_checkpointing=True)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_a_trainer_is_given_stands_in_its_signature(trainer):
+    """Of the stock ones by their names there, and what is its own; the rest is theirs as well."""
+    parameters, stock = (inspect.signature(one).parameters for one in (trainer, Seq2SeqTrainer))
+    own = {"cost"} if trainer is trainers.SoftBeamTrainer or issubclass(trainer, TaskLossTrainer) else set()
+    own |= {"teacher"} if trainer is trainers.EnergyTrainer else set()
+    assert set(parameters) - set(stock) == own | {"kwargs"}
+    wanted = {"data_collator", "train_dataset", "eval_dataset", "processing_class", "model_init", "callbacks"}
+    assert wanted | own <= {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert ("compute_metrics" in parameters) or trainer is trainers.EnergyTrainer
+
+
+@pytest.mark.parametrize("kind", ["residual", "bert, mlm, enumerated"])
+def test_metrics_without_predictions_are_refused(kind, tmp_path):
+    made = trainer_of_kind(kind, tmp_path)
+    with pytest.raises(ValueError, match=f"compute_metrics must be None: {type(made).__name__} makes no predictions"):
+        type(made)(made.model, made.args, compute_metrics=lambda found: {})
