@@ -83,6 +83,6 @@ def test_predictions_are_those_of_one_process(folder):
     assert (one == PAD).any() and not (one < 0).any() and (one_labels == -100).any()
     for predictions, labels, metrics, nothing in others:
         assert np.array_equal(predictions, one) and np.array_equal(labels, one_labels)
-        for name in ("test_loss", "test_cost"):
+        for name in ("test_loss", "test_cost", "test_decoded_length", "test_cut_share"):
             assert metrics[name] == pytest.approx(one_metrics[name], rel=1e-6)
         assert all(math.isnan(found[f"eval_{name}"]) for found in (nothing, one_nothing) for name in ("loss", "cost"))
