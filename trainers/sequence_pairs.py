@@ -24,6 +24,7 @@ from hf_ebm.objectives.completions import (
     split_completions,
 )
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.shared_encoding import encoded_once
 from hf_ebm.trainers.columns import COLUMNS
 
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
@@ -228,7 +229,8 @@ class EncoderDecoderPairs(SequencePairs):
         given = {name: value for name, value in self.inputs.items() if isinstance(value, (torch.Tensor, ModelOutput))}
         expanded = tree_map(lambda value: value[index], given)
         decoder_input_ids = shifted.masked_fill(shifted == IGNORED, self.pad_id)
-        outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
+        with encoded_once(model, rows):
+            outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
         return sequence_log_probs(outputs.logits, labels, ruled_out)
 
     def _generate(

@@ -14,6 +14,7 @@ from hf_ebm.objectives.completions import completion_log_probs, pad_right, seque
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_whole
+from hf_ebm.shared_encoding import encoded_once
 
 
 class ScorerCost:
@@ -94,5 +95,6 @@ class ScorerCost:
             return -completion_log_probs(self.model, prompts, sequences, self.pad_token_id).float().cpu()
         ids, mask = pad_right(prompts, self.pad_token_id)
         labels, _ = pad_right(sequences, IGNORED)
-        logits = self.model(input_ids=ids, attention_mask=mask, labels=labels).logits
+        with encoded_once(self.model, list(map(tuple, given))):
+            logits = self.model(input_ids=ids, attention_mask=mask, labels=labels).logits
         return -sequence_log_probs(logits, labels).float().cpu()

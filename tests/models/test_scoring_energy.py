@@ -233,6 +233,11 @@ def test_encoder_decoder_models_score_given_their_context():
     contexts = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9, 10]])
     values = [float(model.score_ids(ids, encoder_input_ids=context).sum()) for context in contexts]
     assert values[0] != pytest.approx(values[1], abs=1e-3)
+    encoded = []
+    model.mlm.get_encoder().register_forward_hook(lambda *arguments: encoded.append(1))
+    ids, sources = ids.repeat(4, 1), torch.cat([contexts[1], contexts[0], contexts[1], contexts[1]])
+    found = model.score_ids(ids, encoder_input_ids=sources).sum(1).tolist()
+    assert found == pytest.approx([values[1], values[0], values[1], values[1]]) and len(encoded) == 2
     with pytest.raises(ValueError, match="is an encoder-decoder, its energy is conditional"):
         model.score_ids(ids)
 

@@ -24,6 +24,7 @@ from hf_ebm.objectives.sequence_costs import (
     sentence_bleu_cost,
 )
 from tests.seq2seq_families import tiny_seq2seq
+from tests.test_shared_encoding import encoded_rows
 
 NORMALIZED = [normalized_edit_distance, sentence_bleu_cost, meteor_without_synonyms_cost]
 
@@ -290,6 +291,15 @@ def test_scorer_against_one_token_at_a_time(make, batch_size):
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert found[2] == 0
     assert cost([[], []], None, [[1], [2]]).tolist() == [0, 0]
+
+
+def test_a_scorer_encodes_a_prompt_once():
+    model = tiny_seq2seq("bart")
+    prompts, predictions = [[5, 6], [7, 8, 9], [5, 6], [5, 6]], [[4, 5], [6], [7, 8, 2], [9]]
+    expected = [nats_one_by_one(model, *row) for row in zip(prompts, predictions, strict=True)]
+    runs = encoded_rows(model.get_encoder())
+    assert ScorerCost(model, pad_token_id=1)(predictions, None, prompts).tolist() == pytest.approx(expected, rel=1e-5)
+    assert runs == {2}
 
 
 def test_scorer_of_probabilities_below_the_smallest_float():

@@ -1,20 +1,25 @@
 """Updates of each trainer for a cost, for `distributed_runs`."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from transformers import GenerationConfig
 
-from hf_ebm.trainers import MGSTrainer
-from tests.causal_families import END, PAD, completion_rows, tiny_causal
-from tests.trainers import test_mgs, test_sampled_risk
+from hf_ebm.shared_encoding import encoded_once
+from hf_ebm.trainers import MGSTrainer, sequence_pairs
+from tests.causal_families import END, PAD, collate_right, completion_rows, tiny_causal
+from tests.seq2seq_families import tiny_seq2seq
+from tests.trainers import test_mgs, test_sampled_risk, test_trainers
 
 SAMPLING = GenerationConfig(do_sample=True, top_k=0, eos_token_id=END, pad_token_id=PAD)
 KINDS = {
     "mgs": {"learning_rate": 0.3},
     "mgs, sampled, dropout, accumulated": {"generation_config": SAMPLING, "gradient_accumulation_steps": 2},
     **{kind: {} for kind in test_sampled_risk.KINDS},
+    "minimum risk, mixed, encoded once": {"gradient_accumulation_steps": 2},
 }
 
 
@@ -31,9 +36,13 @@ def trainer_of(kind: str, folder: Path, processes: int):
         return test_mgs.trainer_of(
             folder, model, rows, max_steps=6, per_device_train_batch_size=4, num_candidates=5, **KINDS[kind]
         )
+    model, collator = tiny_causal(), collate_right
+    if kind.endswith("encoded once"):
+        model, rows, collator = tiny_seq2seq("bart"), test_trainers.rows(16), test_trainers.collate
     trainer = test_sampled_risk.trainer_of(
-        kind, folder, tiny_causal(), rows, max_steps=2, per_device_train_batch_size=8 // processes
-    )
+        kind.removesuffix(", encoded once"), folder, model, rows, collator,
+        max_steps=2, per_device_train_batch_size=8 // processes, **KINDS[kind],
+    )  # fmt: skip
 
     def fixed(pairs, count, temperature=1.0):
         """Candidates that depend on the row alone, where processes would draw their own."""
@@ -41,6 +50,10 @@ def trainer_of(kind: str, folder: Path, processes: int):
 
     trainer.sample = fixed
     return trainer
+
+
+def repeated(*arguments: object) -> nullcontext:
+    return nullcontext()
 
 
 def predictions(folder: Path) -> tuple:
@@ -64,7 +77,10 @@ def run_all(folder: Path) -> None:
         if isinstance(trainer, MGSTrainer):
             costs = trainer.costs
             trainer.costs = lambda *given, costs=costs, decodes=decodes: decodes.append(1) or costs(*given)
-        trainer.train()
+        # What two processes are compared with runs the encoder for every candidate.
+        once = repeated if processes == 1 else encoded_once
+        with patch.object(sequence_pairs, "encoded_once", once):
+            trainer.train()
         logged = [{k: v for k, v in log.items() if k != "grad_norm"} for log in trainer.state.log_history[:2]]
         state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         name = f"{kind}-{processes}-{os.environ.get('RANK', '0')}.pt"

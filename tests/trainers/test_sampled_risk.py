@@ -1,16 +1,25 @@
 """Minimum risk and policy gradient: hand-written steps over the drawn candidates, the whole output space, logs."""
 
+import contextlib
 import copy
 import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
-from hf_ebm.trainers import MinimumRiskConfig, MinimumRiskTrainer, PolicyGradientConfig, PolicyGradientTrainer
+from hf_ebm.trainers import (
+    MinimumRiskConfig,
+    MinimumRiskTrainer,
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
+    sequence_pairs,
+)
 from hf_ebm.trainers.minimum_risk import distinct
 from tests.causal_families import END, PAD, V, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
+from tests.test_shared_encoding import encoded_rows, error
 from tests.trainers.test_mgs import greedy_predictions
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
@@ -199,6 +208,39 @@ def test_seq2seq_models(kind, family, tmp_path):
     trainer.train()
     assert math.isfinite(trainer.state.log_history[0]["loss"])
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.half_precision
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("lstm additive", {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}),
+        ("lstm additive", {"bf16": True}),
+        ("bart", {"adapters": ["q_proj", "v_proj"], "gradient_checkpointing": True}),
+        ("bart", {"bf16": True}),
+        ("t5", {"adapters": ["q", "v"], "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["minimum risk, mixed", "self-critical"])
+def test_a_step_is_that_of_an_encoder_run_for_each_candidate(kind, family, settings, tmp_path, monkeypatch):
+    adapters, steps, most = settings.get("adapters"), [], []
+    changes = {name: value for name, value in settings.items() if name != "adapters"}
+    for repeated in (False, True):
+        model = tiny_seq2seq(family).to(torch.float32 if "bf16" in settings else torch.float64)
+        if adapters:
+            torch.manual_seed(0)
+            lora = LoraConfig(task_type="SEQ_2_SEQ_LM", r=2, target_modules=adapters, init_lora_weights=False)
+            model = get_peft_model(model, lora).double()
+        if repeated:
+            monkeypatch.setattr(sequence_pairs, "encoded_once", lambda *arguments: contextlib.nullcontext())
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        trainer = trainer_of(kind, tmp_path, model, rows(), collate, **changes)
+        runs = encoded_rows(model.get_encoder())
+        trainer.train()
+        most.append(max(runs))
+        steps.append(torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).detach())
+    assert most[0] == settings.get("per_device_train_batch_size", 8) < most[1]
+    assert error(*steps) < (1e-2 if "bf16" in settings else 1e-7)
 
 
 def test_logs_of_minimum_risk(tmp_path):

@@ -228,8 +228,10 @@ def _encoder_states(
     limit = limit_of(model.mlm, model.config.max_sequence_length)
     if limit is not None:
         limit.check(int(lengths.max()), f"encoder_input_ids: row {int(lengths.argmax())}")
-    # One row at a time: as in masked rows, no value may depend on padding.
-    rows = [_encoded(model.mlm, ids[row : row + 1, start[row] : stop[row]]) for row in range(batch)]
+    # One row at a time: as in masked rows, no value may depend on padding. Candidates of one source share its states.
+    sources = [tuple(ids[row, start[row] : stop[row]].tolist()) for row in range(batch)]
+    encoded = {source: _encoded(model.mlm, ids.new_tensor([source])) for source in dict.fromkeys(sources)}
+    rows = [encoded[source] for source in sources]
     longest = int(lengths.max())
     states = torch.stack([nn.functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows])
     return states.to(model.input_device), lengths
