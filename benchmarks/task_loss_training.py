@@ -1,7 +1,11 @@
-"""What a step of parameter search (MGS) costs, against its parts done apart.
+"""What steps of the trainers for a cost of decoded sequences take.
 
-The bound is 1.15 times (one step of maximum likelihood + (K + 1) decodings of the batch), at K = 4. Both sides run the
-same model on the same batch through the same Trainer; decoding never ends before the full length.
+1. A step of parameter search (MGS) against its parts done apart. The bound is 1.15 times (one step of maximum likelihood
+   + (K + 1) decodings of the batch), at K = 4.
+2. A step of minimum risk and of the policy gradient, which run the encoder once for the candidates of a source, against
+   the same step with the encoder run for each candidate: 8 sources of 256 tokens, targets of 32, 4 candidates.
+
+Both sides run the same model on the same batch through the same Trainer; decoding never ends before the full length.
 """
 
 from __future__ import annotations
@@ -10,13 +14,23 @@ import argparse
 import math
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from benchmarks.common import begin_timing, medians, print_table
 from benchmarks.search_training import bart, batch_of, lstm
-from hf_ebm.trainers import MGSConfig, MGSTrainer
+from hf_ebm.trainers import (
+    MGSConfig,
+    MGSTrainer,
+    MinimumRiskConfig,
+    MinimumRiskTrainer,
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
+    sequence_pairs,
+)
 
 CANDIDATES = 4
 
@@ -28,6 +42,15 @@ def gpt2(vocab_size: int) -> torch.nn.Module:
         pad_token_id=0, bos_token_id=2,
     )  # fmt: skip
     return GPT2LMHeadModel(config).train()
+
+
+def t5(vocab_size: int) -> torch.nn.Module:
+    """Three layers of width 256, no dropout."""
+    config = T5Config(
+        vocab_size=vocab_size, d_model=256, d_kv=64, d_ff=1024, num_layers=3, num_heads=4, dropout_rate=0.0,
+        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config).train()
 
 
 # name: (model, vocabulary, rows, target tokens of each): 1,024 tokens a batch, as in the paper (appendix A.4)
@@ -85,8 +108,56 @@ def time_rows(repeats: int):
         yield [name, *(1e3 * found[key] for key in ("likelihood", "decoding", "search")), found["search"] / bound]
 
 
+# name: (model, vocabulary)
+ENCODERS = {
+    "LSTM 256, V = 8,000": (lstm, 8_000),
+    "T5 3 x 256, V = 8,000": (t5, 8_000),
+    "BART 3 x 256, V = 8,000": (bart, 8_000),
+}
+SAMPLED = {
+    "minimum risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),
+    "policy gradient, self-critical": (PolicyGradientTrainer, PolicyGradientConfig, {}),
+    "policy gradient, running mean": (PolicyGradientTrainer, PolicyGradientConfig, {"baseline": "running_mean"}),
+}
+
+
+def sampled_steps(make: Callable, vocab_size: int, kind: str) -> dict[str, Callable[[], None]]:
+    """A step of a trainer on samples with the encoder run for each candidate, and once for those of a source."""
+    torch.manual_seed(0)
+    model = make(vocab_size)
+    batch = batch_of(vocab_size, 8, 256)
+    batch["labels"] = batch["labels"][:, :32].contiguous()
+    trainer_class, config_class, own = SAMPLED[kind]
+    args = config_class(
+        tempfile.mkdtemp(), num_candidates=CANDIDATES, report_to=[], use_cpu=True, max_steps=1000, save_strategy="no",
+        disable_tqdm=True, **own,
+    )  # fmt: skip
+    trainer = trainer_class(model, args, train_dataset=[{}], data_collator=lambda rows: batch)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.create_optimizer()
+
+    def once() -> None:
+        trainer.training_step(model, batch)
+        trainer.optimizer.step()
+        model.zero_grad()
+
+    def repeated() -> None:
+        with patch.object(sequence_pairs, "encoded_once", lambda *arguments: nullcontext()):
+            once()
+
+    return {"repeated": repeated, "once": once}
+
+
+def sampled_rows(repeats: int):
+    """A row for each shape and trainer."""
+    for name, shape in ENCODERS.items():
+        for kind in SAMPLED:
+            found = medians(sampled_steps(*shape, kind), repeats)
+            yield [name, kind, found["repeated"], found["once"], found["once"] / found["repeated"]]
+
+
 def main() -> None:
-    """Prints the table."""
+    """Prints both tables."""
     repeats = begin_timing(argparse.ArgumentParser(description=__doc__)).repeats
     header = [
         "model",
@@ -95,7 +166,11 @@ def main() -> None:
         "search step, ms",
         "search / (likelihood + 5 decodings)",
     ]
+    print("\nParameter search:")
     print_table(header, time_rows(repeats))
+    print("\nSampled candidates:")
+    header = ["model", "trainer", "encoder for each candidate, s", "encoder once for a source, s", "once / each"]
+    print_table(header, sampled_rows(repeats))
 
 
 if __name__ == "__main__":
