@@ -1,7 +1,7 @@
 """What steps of the trainers for a cost of decoded sequences take.
 
-1. A step of parameter search (MGS) against its parts done apart. The bound is 1.15 times (one step of maximum likelihood
-   + (K + 1) decodings of the batch), at K = 4.
+1. A step of parameter search (MGS) against its parts done apart. The bound is 1.15 times (one step of maximum
+   likelihood + (K + 1) decodings of the batch), at K = 4.
 2. A step of minimum risk and of the policy gradient, which run the encoder once for the candidates of a source, against
    the same step with the encoder run for each candidate: 8 sources of 256 tokens, targets of 32, 4 candidates.
 
