@@ -97,6 +97,11 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         super().set_up()
         self.add_callback(RunningMean(self.args.running_mean_decay))
 
+    def check_positions(self, inputs: dict) -> None:
+        """In training targets are read for the cross entropy alone; for the cost they may be of any length."""
+        if self.args.cross_entropy_weight or not self.model.training:
+            super().check_positions(inputs)
+
     @property
     def running_mean(self) -> RunningMean:
         """The running mean of this trainer, or of the checkpoint it went on from."""

@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
+from hf_ebm.models.position_limits import target_length
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.plain_values import as_number
@@ -105,6 +106,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
             raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
         if inputs["labels"].numel():
             _check_targets(self.model, inputs)
+            self.check_positions(inputs)
         if self.model.training:
             sequences, tokens = self.scored_at_once(inputs["labels"])
             ids = num_outputs(self.model)
@@ -113,6 +115,22 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
                 "for a batch"
             )
             check_fits(logit_bytes(sequences, tokens, ids), what, inputs["labels"].device)
+
+    def check_positions(self, inputs: dict) -> None:
+        """Raises `ValueError` for a row that the decoder reads and has no positions for."""
+        labels, mask = inputs["labels"], inputs.get("attention_mask")
+        limit = target_length(self.accelerator.unwrap_model(self.model))
+        if limit is None:
+            return
+        if self.model.config.is_encoder_decoder:
+            name, lengths = "labels", (labels != IGNORED).sum(1)
+        else:
+            name, lengths = "input_ids", torch.ones_like(labels).sum(1) if mask is None else mask.sum(1)
+        if int(lengths.max()) > limit:
+            row = int(lengths.argmax())
+            raise ValueError(
+                f"{name}: row {row} has {int(lengths[row])} tokens, the model has positions for {limit}; shorten it"
+            )
 
     def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
         """Sequences, and tokens of each, whose logits are held with their gradients for a batch's labels (B, T)."""
@@ -209,8 +227,15 @@ def _without_ignored(predictions: Any, pad_id: int) -> Any:
 
 
 def _check_targets(model: PreTrainedModel, inputs: dict) -> None:
-    """Raises `ValueError` that names the row for labels the model cannot predict."""
+    """Raises `ValueError` that names the row for labels the model cannot predict, or that aren't one sequence."""
     labels = inputs["labels"]
+    if model.config.is_encoder_decoder:
+        goes_on = (labels[:, :-1] == IGNORED) & (labels[:, 1:] != IGNORED)
+        if bool(goes_on.any()):
+            row = int(goes_on.any(1).nonzero()[0])
+            raise ValueError(
+                f"labels: row {row} has {IGNORED} before its end; it stands behind targets alone, so pad on the right"
+            )
     check = getattr(model, "check_targets", None)  # of the recurrent model, whose lengths may have to agree
     if check is not None:
         check(labels, inputs.get("attention_mask"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -166,11 +166,16 @@ class SequencePairs:
         config: GenerationConfig,
         num_samples: int = 1,
         processor: RuledOutTokens | None = None,
+        further: Sequence[Callable] = (),
     ) -> list[list[torch.Tensor]]:
-        """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token."""
+        """Decodes every row in evaluation mode: for each, `num_samples` continuations up to their end token.
+
+        Args:
+            further: logits processors that come first.
+        """
         config = copy.deepcopy(config)
         config.num_return_sequences = num_samples
-        processors = LogitsProcessorList([] if processor is None else [processor])
+        processors = LogitsProcessorList([*further, *([] if processor is None else [processor])])
         found: list[list[torch.Tensor]] = [[] for _ in range(len(self))]
         with torch.no_grad(), evaluation_mode(model), state_kept(model), own_generation_config(model, config):
             for rows in self._decoded_together():

@@ -127,6 +127,11 @@ class SoftBeamTrainer(StepwiseTrainer):
     _no_checkpointing = f"{StepwiseTrainer._no_checkpointing}; checkpoint_steps recomputes whole steps instead"
     memory_settings = "per_device_train_batch_size, beam_size, checkpoint_steps, max_search_steps"
 
+    def check_positions(self, inputs: dict) -> None:
+        """Only the hinge reads targets beyond `max_search_steps`."""
+        searched = inputs["labels"][:, : self.args.max_search_steps if self.args.loss == "direct" else None]
+        super().check_positions({**inputs, "labels": searched})
+
     def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
         """Every beam at every step, or with `checkpoint_steps` at one."""
         tokens = labels[:, : self.args.max_search_steps].shape[1]

@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.schedules import SCHEDULE_UNITS, check_inverse_temperature
-from hf_ebm.relaxations.stepwise import StepwiseDecoder
+from hf_ebm.relaxations.stepwise import StepwiseDecoder, check_layers_stay
 from hf_ebm.trainers.search_aware import SearchAwareConfig, SearchAwareTrainer
 
 logger = logging.get_logger(__name__)
@@ -96,6 +96,7 @@ class StepwiseTrainer(SearchAwareTrainer):
         super().check_model(model)
         if model.is_activation_checkpointing:
             raise ValueError(self._no_checkpointing)
+        check_layers_stay(model)
 
     @property
     def decoder(self) -> StepwiseDecoder:

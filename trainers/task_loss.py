@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.trainer_utils import EvalPrediction, align_special_tokens
 from transformers.utils import logging
 
+from hf_ebm.checks import as_callables
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.position_limits import cached_length
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay, encodes_ids
@@ -232,7 +233,10 @@ class TaskLossTrainer(SearchAwareTrainer):
         config.update(max_length=None, max_new_tokens=self._max_new_tokens(pairs), use_cache=True)
         config.update(return_dict_in_generate=False, output_scores=False, output_logits=False)
         if unknown := config.update(**changes):
-            raise ValueError(f"arguments of generation must be those of GenerationConfig, got {', '.join(unknown)}")
+            raise ValueError(
+                "arguments of generation must be those of GenerationConfig, or logits_processor, got "
+                f"{', '.join(unknown)}"
+            )
         return config
 
     def decode(
@@ -242,13 +246,14 @@ class TaskLossTrainer(SearchAwareTrainer):
         seed: int | None = None,
         num_samples: int = 1,
         processor: RuledOutTokens | None = None,
+        further: Sequence[Callable] = (),
     ) -> list[list[torch.Tensor]]:
         """Decodes a batch with its own random numbers, as precisely as it is scored.
 
         Autocast is said here as PEFT's `generate` goes past the forward in which accelerate puts it.
         """
         with seeded(self.args.seed if seed is None else seed, pairs.targets[0].device), self.accelerator.autocast():
-            return pairs.decode(self.module, config, num_samples, processor)
+            return pairs.decode(self.module, config, num_samples, processor, further)
 
     def new_tokens(self, targets: Sequence[Sized], start: int) -> int:
         """The most tokens that are decoded behind `start`, by the targets and `generation_config`; may be below 1."""
@@ -332,7 +337,10 @@ class TaskLossTrainer(SearchAwareTrainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """The predictions are what is decoded, without prompts: as in training, but for what `gen_kwargs` change."""
+        """The predictions are what is decoded, without prompts: as in training, but for what `gen_kwargs` change.
+
+        They are settings of a `GenerationConfig`, and `logits_processor`.
+        """
         self._decoded = []
         loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
         if prediction_loss_only or not self.args.predict_with_generate:
@@ -340,15 +348,16 @@ class TaskLossTrainer(SearchAwareTrainer):
         pairs = self.pairs(self._prepare_inputs(inputs))
         asked = gen_kwargs or getattr(self, "_gen_kwargs", {})
         asked = {name: value for name, value in asked.items() if value is not None}
+        further = as_callables("logits_processor", asked.pop("logits_processor", None))
         if "max_length" in asked:
             most, start = asked.pop("max_length"), self._start(pairs)
             if most <= start:
                 raise ValueError(_NO_ROOM.format(start, most))
             asked.setdefault("max_new_tokens", most - start)
         decoded = self._decoded  # for the cost of this very batch, if all its rows had one
-        if asked or len(decoded) < len(pairs):
+        if asked or further or len(decoded) < len(pairs):
             config = self.decoder(pairs, **asked)
-            decoded = [found[0] for found in self.decode(pairs, config)]
+            decoded = [found[0] for found in self.decode(pairs, config, further=further)]
             if loss is None:  # else those of the cost are logged
                 self._add(False, self.length_terms(decoded, config))
         predictions, _ = pad_right(decoded, self.pad_id)

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ebm.cli.common import moved
 from hf_ebm.cli.training_models import pretrained
+from hf_ebm.models.position_limits import cached_length
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.objectives.token_losses import IGNORED
@@ -102,7 +103,7 @@ def check_lengths(
     positions = None if scorer is None else getattr(scorer.model.config, "max_position_embeddings", None)
     if positions is None:
         return
-    own = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    own = cached_length(model.config.get_text_config(decoder=True)) or sys.maxsize
     needed = min(prompt + decoded, own) if causal else max(prompt, min(decoded, own))
     if needed > positions:
         raise ValueError(

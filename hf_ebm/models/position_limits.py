@@ -15,6 +15,8 @@ from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.plain_values import as_whole
 
 _NAME = "max_sequence_length"  # the field of configurations that overrides
+# Where configurations say how long a decoder's sequence may be: nearly all, LED, those of speech.
+_LENGTHS = ("max_position_embeddings", "max_decoder_position_embeddings", "max_target_positions")
 
 
 class Limit(NamedTuple):
@@ -66,12 +68,23 @@ def cached_length(config: PreTrainedConfig) -> int | None:
     """How long a sequence can grow token by token, `None` where the configuration states no limit.
 
     Rotary frequencies of the kind "longrope" are others beyond the length of pretraining, and cached keys would have
-    the old ones; of the kind "dynamic" they are beyond `max_position_embeddings`.
+    the old ones; of the kind "dynamic" they are beyond `max_position_embeddings`. Of an encoder-decoder the limit is
+    the decoder's. XLNet says -1 for none.
     """
     own = getattr(config, "rope_parameters", None) or {}
     kinds = [own, *(kind for kind in own.values() if isinstance(kind, dict))]  # some have one for each type of layer
     limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min([*limits, *filter(None, [getattr(config, "max_position_embeddings", None)])], default=None)
+    stated = [getattr(config, name, None) or 0 for name in _LENGTHS]
+    return min([*limits, *(length for length in stated if length > 0)], default=None)
+
+
+def target_length(model: PreTrainedModel) -> int | None:
+    """How long a row the decoder of a model has a table of positions for, `None` where it computes them."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    tables = (name for name, module in decoder.named_modules() if isinstance(module, nn.Embedding))
+    if not any(name.endswith(("embed_positions", "position_embeddings", "wpe")) for name in tables):
+        return None
+    return cached_length(model.config.get_text_config(decoder=True))
 
 
 def _stated(model: PreTrainedModel, name: str) -> Limit | None:

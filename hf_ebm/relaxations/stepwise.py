@@ -139,13 +139,9 @@ class StepwiseDecoder:
         if getattr(self.model, "is_activation_checkpointing", False):
             raise ValueError(
                 "gradient checkpointing drops the decoder's cache without saying so: turn it off "
-                "(model.activation_checkpointing_disable()), and use checkpoint_steps where memory is short"
+                "(model.activation_checkpointing_disable())"
             )
-        if getattr(self.model.get_decoder(), "layerdrop", 0):
-            raise ValueError(
-                "decoder_layerdrop must be 0 for step-by-step decoding, got "
-                f"{self.model.get_decoder().layerdrop}: a dropped layer misses a step of its cache"
-            )
+        check_layers_stay(self.model)
 
     @torch.no_grad()
     def _calibrate(self) -> None:
@@ -178,6 +174,16 @@ class StepwiseDecoder:
                 f"{name} cannot be decoded step by step on embeddings: its logits differ from those of token ids by "
                 f"{errors[self.scale]:.1e} at once and {stepwise_error:.1e} step by step"
             )
+
+
+def check_layers_stay(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a decoder whose layers are dropped at random in training."""
+    dropped = next((p for module in model.get_decoder().modules() if (p := getattr(module, "layerdrop", 0))), 0)
+    if dropped:
+        raise ValueError(
+            f"model: decoder_layerdrop must be 0 for step-by-step decoding, got {dropped}, as a dropped layer misses a "
+            f"step of its cache; load {type(model).__name__} with decoder_layerdrop=0.0"
+        )
 
 
 def _embedding(model: PreTrainedModel) -> nn.Embedding:
