@@ -45,11 +45,22 @@ def check_joined(found: int) -> None:
         )
 
 
+def warn_of_fewer() -> None:
+    """Warns where `accelerate launch` was asked for several processes and started this one alone."""
+    # Of accelerate's launchers the one for a single process sets the first, and the second if asked for more.
+    if started() == 1 and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys():
+        logger.warning(
+            "accelerate launch was asked for several processes and started one, which does all of the work: without "
+            "several GPUs or MPI (--mpirun_hostfile) it starts no more; accelerate launch --multi_gpu starts them, on "
+            "CPUs as well, and so does torchrun --nproc_per_node"
+        )
+
+
 def check_launch(command: str, divided: tuple[str, ...]) -> None:
     """What the command line does about processes before a command runs.
 
-    Those that train on CPUs are let know of each other, and there is a warning where `accelerate launch` was asked for
-    several processes and started this one alone.
+    Those that train on CPUs are let know of each other, and there is a warning of fewer processes than were asked for;
+    of those that train the trainer gives it.
 
     Args:
         divided: the commands that divide their work over processes.
@@ -63,9 +74,5 @@ def check_launch(command: str, divided: tuple[str, ...]) -> None:
         )
     if started() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or Transformers' arguments take each for the only one
-    # Of accelerate's launchers the one for a single process sets the first, and the second if asked for more.
-    if started() == 1 and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys():
-        logger.warning(
-            "accelerate launch was asked for several processes and started one, which does all of the work: without "
-            "several GPUs it starts no more (on CPUs it needs MPI); torchrun --nproc_per_node N -m hf_ebm starts N"
-        )
+    if command != "train":
+        warn_of_fewer()

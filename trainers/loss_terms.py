@@ -19,7 +19,7 @@ from hf_ebm.checks import shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
-from hf_ebm.processes import check_joined
+from hf_ebm.processes import check_joined, warn_of_fewer
 from hf_ebm.trainers.columns import COLUMNS, columns_at
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
@@ -56,6 +56,8 @@ class LossTermsMixin(PublishingTrainerMixin):
         data_collator, train_dataset, eval_dataset, processing_class, model_init, compute_metrics, callbacks: as of
             Transformers' `Trainer`, whose other arguments are taken as well.
 
+    There is a warning where `accelerate launch` was asked for several processes and started this one alone.
+
     Raises:
         ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, a model that `model_init`
             made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), activation
@@ -85,6 +87,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         if not isinstance(args, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         check_joined(args.world_size)
+        warn_of_fewer()
         self.check_arguments(args, compute_metrics)
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")

@@ -1,34 +1,94 @@
-"""Fewer processes than were asked for are told of, and several for a command that runs in one are refused."""
+"""Launchers start two processes; fewer than were asked for are told of, several of what runs in one are refused."""
 
 import json
-import subprocess
+import os
+import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from accelerate.commands.launch import launch_command, launch_command_parser
 
+import hf_ebm
 from hf_ebm import processes
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.cli.conftest import run
+from tests.conftest import tiny_energy_model
 
 MESSAGE = "asked for several processes and started one"
 
 
-def test_accelerate_starts_one_process_and_is_warned_of(model_folder, tmp_path, monkeypatch, caplog):
-    sample = ["sample", "--model", model_folder, "--lengths", "3", "--num_epochs", "1", "--output", "out.jsonl"]
+# Says what Open MPI says, and starts as many processes as it is told to, with its variables.
+MPIRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+if "--version" in sys.argv:
+    sys.exit(print("mpirun (Open MPI) 5.0.11"))
+count, command = int(sys.argv[sys.argv.index("-n") + 1]), sys.argv[sys.argv.index({sys.executable!r}):]
+names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+sizes = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), str(count))
+ranks = [{{**os.environ, **sizes, **dict.fromkeys(names, str(rank))}} for rank in range(count)]
+sys.exit(max(process.wait() for process in [subprocess.Popen(command, env=rank) for rank in ranks]))
+"""
+
+# What every process writes: its variables, how many it knows of, which of them it is, and what all sum up to.
+COUNTED = """
+import json, os, torch
+from accelerate import PartialState
+variables, state, total = {**os.environ}, PartialState(cpu=True), torch.ones(1)
+torch.distributed.all_reduce(total)
+with open(f"{os.getpid()}.json", "w") as file:
+    json.dump([variables, state.num_processes, state.process_index, int(total)], file)
+"""
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """What each process wrote that `accelerate launch` started, which is run within the tests' process."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(hf_ebm.__file__).parents[1]))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def run_script(script, *options):
+        Path("script.py").write_text(script)
+        launch_command(launch_command_parser().parse_args(["--num_processes", "2", *options, "script.py"]))
+        return [json.loads(path.read_text()) for path in Path().glob("[0-9]*.json")]
+
+    return run_script
+
+
+@pytest.mark.parametrize("options", [["--multi_gpu"], ["--cpu", "--mpirun_hostfile", "hosts"]], ids=" ".join)
+def test_accelerate_starts_two_processes_that_know_of_each_other(options, launched, monkeypatch):
+    """With Open MPI 5.0.11 in place of the file here it does, too; of torchrun's two `test_distributed` tells."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    Path("hosts").write_text("localhost slots=2")
+    Path("mpirun").write_text(MPIRUN)
+    Path("mpirun").chmod(0o755)
+    found = launched(COUNTED, "--num_machines", "1", "--main_process_port", port, *options)
+    assert sorted(numbers for _, *numbers in found) == [[2, 0, 2], [2, 1, 2]]
+    for variables, *_ in found:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert processes.started() == 2
+
+
+def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, tmp_path, monkeypatch, caplog):
+    sample = ["sample", "--model", model_folder, "--lengths", "3", "--num_epochs", "1", "--output", "out.jsonl"]
     run(*sample)
+    args = EnergyTrainingConfig(str(tmp_path / "out"), use_cpu=True, report_to=[])
+    EnergyTrainer(tiny_energy_model(), args)
     assert MESSAGE not in caplog.text
-    (tmp_path / "script.py").write_text(
-        "import json, os\nwith open(f'{os.getpid()}.json', 'w') as file: json.dump({**os.environ}, file)"
-    )
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "script.py"]
-    subprocess.run(launcher, check=True, capture_output=True, timeout=300)
-    (started,) = tmp_path.glob("[0-9]*.json")
-    for name, value in json.loads(started.read_text()).items():
+    script = "import json, os\nwith open(f'{os.getpid()}.json', 'w') as file: json.dump({**os.environ}, file)"
+    (started,) = launched(script, "--cpu")
+    for name, value in started.items():
         monkeypatch.setenv(name, value)
     run(*sample)
     assert caplog.text.count(MESSAGE) == 1
+    EnergyTrainer(tiny_energy_model(), args)  # whose command leaves it to the trainer
+    processes.check_launch("train", ("train",))
+    assert caplog.text.count(MESSAGE) == 2
 
 
 @pytest.mark.parametrize("name", ["score", "rerank", "perplexity", "demo"])

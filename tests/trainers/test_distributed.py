@@ -1,5 +1,6 @@
 """Two processes make the update that one makes, though their batches are decoded in other numbers of steps."""
 
+import json
 import math
 import os
 import subprocess
@@ -27,6 +28,8 @@ def folder(tmp_path_factory):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    counted = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
+    assert sorted(counted) == [[1, 0], [2, 0], [2, 1]], "two processes that know of each other, and the one of the test"
     return folder
 
 
