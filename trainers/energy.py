@@ -34,9 +34,8 @@ from hf_ebm.scoring.conditionals import (
     num_context_rows,
     reads_own_token,
     scores_in_contexts,
-    token_scores,
 )
-from hf_ebm.scoring.energies import token_energies
+from hf_ebm.scoring.energies import token_energies, token_scores
 from hf_ebm.scoring.rows import MaskedRows, Sequences
 from hf_ebm.trainers.energy_rows import ids_by_row, usable_rows
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin

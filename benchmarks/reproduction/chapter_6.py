@@ -21,7 +21,7 @@ from benchmarks.reproduction.report import Report, pyplot_without_display, save_
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START, HiddenMarkovModel, Language, palindromes, rows_of
 from hf_ebm.objectives import enumerated
-from hf_ebm.scoring.conditionals import token_scores
+from hf_ebm.scoring.energies import token_scores
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 
 SYMBOLS, LENGTH = 5, 5

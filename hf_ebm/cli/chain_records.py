@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output
 from hf_ebm.sampling.sampler import kept_samples
+from hf_ebm.sampling.warm_start import DECODERS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -39,7 +40,7 @@ class ChainRecords(RunRecords):
         return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
 
     def _records_per_chain(self) -> int:
-        if self.config.kernel == "mask_predict":
+        if self.config.kernel in DECODERS:
             return 1
         return kept_samples(self.config.num_epochs, self.config.burn_in, self.config.thinning)
 

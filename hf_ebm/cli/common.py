@@ -16,8 +16,10 @@ from hf_ebm.models.adapters import saved_type
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
+from hf_ebm.scoring.energies import ENERGIES
 
 EMBEDDED = "embedded"
+ENERGY_HELP = f"{' or '.join(ENERGIES)}; default: the model's own, or local."
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
@@ -42,7 +44,7 @@ class AnyModelArguments:
 class MaskedModelArguments(AnyModelArguments):
     """Which masked language model, and where it runs."""
 
-    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
+    energy: str | None = field(default=None, metadata={"help": ENERGY_HELP})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint brings along."})
     max_sequence_length: int | None = field(
         default=None,

@@ -30,8 +30,10 @@ from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
+from hf_ebm.sampling.warm_start import DECODERS
 from hf_ebm.unknown_tokens import report_unknown
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ _OWN_HELP = {
 _OWN_DEFAULTS = {"seed": 0}
 
 
+def _kernel_help() -> str:
+    chains = [f"{name} {kernel.about}" for name, kernel in KERNELS.items()]
+    return "; ".join([*chains, *(f"{name} is a decoder, with num_epochs iterations" for name in DECODERS)]) + "."
+
+
 def _setting_help(name: str) -> str:
     """A setting's help text, from the docstring that documents it ("" without docstrings)."""
     arguments = inspect.cleandoc(ChainGenerationConfig.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
@@ -76,13 +83,15 @@ def _setting_help(name: str) -> str:
 
 
 def _option(name: str) -> tuple:
-    told = {"help": _OWN_HELP.get(name) or _setting_help(name)}
+    told = {"help": _kernel_help() if name == "kernel" else _OWN_HELP.get(name) or _setting_help(name)}
     return name, _TYPES.get(name, int) | None, field(default=_OWN_DEFAULTS.get(name), metadata=told)
 
 
-# Every setting of `ChainGenerationConfig` is an option; what isn't given is left to the model's own settings.
-ChainArguments = make_dataclass("ChainArguments", map(_option, ChainGenerationConfig.defaults))
-ChainArguments.__doc__ = "Settings of the chains."
+def _chain_arguments() -> type:
+    """Every setting of `ChainGenerationConfig` as an option; what isn't given is left to the model's own settings."""
+    made = make_dataclass("ChainArguments", map(_option, ChainGenerationConfig.defaults))
+    made.__doc__ = "Settings of the chains."
+    return made
 
 
 @dataclass
@@ -105,7 +114,7 @@ class SampleArguments:
 def run(argv: list[str]) -> None:
     """Runs the chains that the output doesn't hold yet and prints a summary."""
     arguments, which, chain_arguments = parse(
-        [SampleArguments, ModelArguments, ChainArguments], argv, "sample", __doc__
+        [SampleArguments, ModelArguments, _chain_arguments()], argv, "sample", __doc__
     )
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
@@ -256,7 +265,7 @@ def _print_summary(records: list[dict], config: ResolvedChainConfig, stream: Tex
 
 def _diagnosis(chains: list[list[dict]], config: ResolvedChainConfig) -> str:
     parts = [f"{len(chains)} chains of {len(chains[0])} samples"]
-    if config.kernel != "mask_predict":
+    if config.kernel in KERNELS:
         for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
             values = [record[name] for own in chains for record in own]
             parts.append(f"{label} rate {sum(values) / len(values):.3f}")

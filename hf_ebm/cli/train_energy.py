@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from hf_ebm.checks import shown
-from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
+from hf_ebm.cli.common import EMBEDDED, ENERGY_HELP, ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
@@ -25,7 +25,7 @@ class EnergyArguments:
     model_name_or_path: str = field(
         default=EMBEDDED, metadata={"help": "Hub name or folder of a masked language model or a saved EnergyModel."}
     )
-    energy: str | None = field(default=None, metadata={"help": "'local' or 'raw'; default: the model's own, or local."})
+    energy: str | None = field(default=None, metadata={"help": ENERGY_HELP})
     teacher: str | None = field(
         default=None, metadata={"help": "For kl and kl+pll: the masked language model that is projected."}
     )

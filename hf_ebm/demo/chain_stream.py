@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_ebm.demo.prompts import Prompt
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.warm_start import DECODERS
 
 _SECONDS_BETWEEN_VIEWS = 0.1  # as fast as eyes follow; steps in between are shown together
 
@@ -39,7 +40,7 @@ def watch_chain(model: EnergyModel, prompt: Prompt, settings: dict, stop: thread
     """Runs one chain and yields views of it; the last one has the output.
 
     Setting `stop` ends the run after the epoch it is in, with the output so far. So does closing the iterator. With the
-    kernel `"mask_predict"`, which is one short decoding, there is nothing to watch or to stop.
+    decoder, which is short, there is nothing to watch or to stop.
 
     Raises:
         ValueError: what `generate` raises.
@@ -87,7 +88,7 @@ def _after(view: ChainView, events: list) -> ChainView:
 def _run(model: EnergyModel, prompt: Prompt, settings: dict, stop: threading.Event, events: queue.SimpleQueue) -> None:
     """Puts what the watcher sees, then the output or the error."""
     watcher = _Watcher(model, prompt, stop, events)
-    criterion = None if settings["kernel"] == "mask_predict" else watcher
+    criterion = None if settings["kernel"] in DECODERS else watcher
     try:
         output = model.generate(
             prompt.ids, free_mask=prompt.free, stopping_criteria=criterion, streamer=watcher, **settings

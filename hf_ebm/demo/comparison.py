@@ -12,6 +12,7 @@ from torch import Tensor
 from hf_ebm.demo.prompts import Prompt
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.warm_start import DECODERS
 
 CHAINS = 4  # of a sampling kernel: enough for a mean, few enough to wait for
 
@@ -53,7 +54,7 @@ def compare_kernels(
     for kernel, own in settings.items():
         if stop.is_set():
             return
-        if kernel == "mask_predict":  # deterministic, so more chains would be copies; takes no criteria
+        if kernel in DECODERS:  # deterministic, so more chains would be copies; takes no criteria
             output = model.generate(prompt.ids, free_mask=prompt.free, **own)
             yield _result(kernel, output, _local_energies(local, model, prompt, output.samples, output.energies))
         else:
@@ -77,7 +78,7 @@ def as_local(model: EnergyModel) -> EnergyModel:
 
 def energy_points(kernel: str, energies: list[float], epochs: int) -> list[tuple[int, float]]:
     """Points (epoch, energy) of a curve, the start at 0; a decoder's one energy is a level line over all epochs."""
-    if kernel == "mask_predict" and energies:
+    if kernel in DECODERS and energies:
         return [(0, energies[0]), (epochs, energies[0])]
     return list(enumerate(energies))
 
@@ -111,7 +112,7 @@ def _result(kernel: str, output: ChainGenerationOutput, energies: Tensor) -> Ker
     by_epoch = energies.mean(0)
     epochs = output.energies.shape[1]
     rates = (output.trace.acceptance_rate, output.trace.novel_rate)
-    acceptance, novel = (None if kernel == "mask_predict" else float(rate.mean()) for rate in rates)
+    acceptance, novel = (None if kernel in DECODERS else float(rate.mean()) for rate in rates)
     return KernelResult(
         kernel=kernel,
         ids=output.sequences[0].tolist(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import gradio as gr
@@ -15,9 +16,11 @@ from hf_ebm.demo.sampling_tab import prompt_fields, setting_fields, stop_button
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import BLANK, CHAIN_COLORS, Spans, chain_spans
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.sampling.configuration import kernel_names
+from hf_ebm.sampling.kernels import KERNELS
+from hf_ebm.sampling.warm_start import DECODERS
 
-_COLORS = dict(zip(KERNELS, ("#2563eb", "#dc2626", "#16a34a"), strict=True))
+_COLORS = ("#2563eb", "#dc2626", "#16a34a", "#9333ea", "#ea580c")
 _HEADERS = ["kernel", "energy", "mean energy", "acceptance", "novel"]
 
 
@@ -37,12 +40,16 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
             gr.HighlightedText(
                 label=kernel, color_map={BLANK: CHAIN_COLORS[BLANK]}, interactive=False, show_inline_category=False
             )
-            for kernel in KERNELS
+            for kernel in kernel_names()
         ]
     gr.Markdown(
         f"Local energies in nats. Text and energy are the first chain's, curves are means of {CHAINS} chains, the mean "
-        "energy is over the later half of the epochs. `mask_predict` decodes one text and makes no chain; `gibbs` "
-        "accepts everything and samples no stated target."
+        "energy is over the later half of the epochs. "
+        + "; ".join(
+            [f"`{name}` {kernel.about}" for name, kernel in KERNELS.items()]
+            + [f"`{name}` decodes one text and makes no chain" for name in DECODERS]
+        )
+        + "."
     )
     with gr.Row():
         with gr.Column():
@@ -54,7 +61,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
                 x="epoch",
                 y="energy",
                 color="kernel",
-                color_map=_COLORS,
+                color_map=dict(zip(kernel_names(), itertools.cycle(_COLORS), strict=False)),
                 x_axis_format="~g",
                 y_title="mean energy, nats",
                 label="Mean energy by epoch",
@@ -72,10 +79,10 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
         request: gr.Request,
     ) -> Iterator[tuple]:
         prompt = read_prompt(model, tokenizer, text, length)
-        settings = {k: read_settings(prompt, k, epochs, block_size, temperature, seed) for k in KERNELS}
+        settings = {k: read_settings(prompt, k, epochs, block_size, temperature, seed) for k in kernel_names()}
         warn_unknown(prompt.unknown)
         free, results = prompt.free[0].tolist(), list[KernelResult]()
-        texts: list[Spans | None] = [None] * len(KERNELS)
+        texts: list[Spans | None] = [None] * len(kernel_names())
         # A plot that is there keeps its scale of colours, so it is taken away and made anew.
         yield "running …", *texts, [], gr.update(visible=False)
         with runs.running(request.session_hash) as stop:

@@ -16,7 +16,8 @@ from hf_ebm.checks import as_string, check_choice, shown
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.position_limits import max_length
 from hf_ebm.plain_values import number
-from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.sampling.configuration import kernel_names, settings_without_effect
+from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.unknown_tokens import unknown_of
 
 MAX_TOKENS = 128  # of a text, special tokens included
@@ -95,13 +96,13 @@ def read_settings(
     Raises:
         ValueError: naming the field, for what is missing, no number or out of range.
     """
-    check_choice("kernel", kernel, KERNELS)
+    check_choice("kernel", kernel, kernel_names())
     settings = {"kernel": kernel, "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS)}
     settings["seed"] = _whole_number("seed", seed, 0, 2**32 - 1)
-    if kernel != "mask_predict":
+    if kernel in KERNELS:
         blanks = int(prompt.free.sum())
         settings["block_size"] = _whole_number("block size", block_size, 1, blanks, f" (there are {blanks} blanks)")
-    if kernel == "metropolis_hastings":
+    if "energy_temperature" not in settings_without_effect(kernel):
         settings["energy_temperature"] = _number("temperature", temperature, 0.01, 100)
     return settings
 

@@ -15,7 +15,9 @@ from hf_ebm.demo.prompts import example_prompt, read_prompt, read_settings
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import CHAIN_COLORS, chain_spans
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.sampling.configuration import kernel_names, settings_without_effect
+from hf_ebm.sampling.kernels import KERNELS
+from hf_ebm.sampling.warm_start import DECODERS
 
 
 def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: Runs, concurrency: dict) -> None:
@@ -27,7 +29,7 @@ def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: R
     with gr.Row():
         with gr.Column():
             prompt_inputs = prompt_fields(*example_prompt(model, tokenizer))
-            kernel = gr.Dropdown(list(KERNELS), value=KERNELS[0], label="Kernel")
+            kernel = gr.Dropdown(list(kernel_names()), value=kernel_names()[0], label="Kernel")
             setting_inputs = setting_fields()
             with gr.Row():
                 run_button = gr.Button("Run", variant="primary", elem_id="sample-run")
@@ -119,7 +121,7 @@ def stop_button(runs: Runs, elem_id: str) -> None:
 
 def fields_of_kernel(kernel: str) -> list:
     """Updates of `setting_fields`: those without effect on a kernel can't be typed into."""
-    samples, targets = kernel != "mask_predict", kernel == "metropolis_hastings"
+    samples, targets = kernel in KERNELS, "energy_temperature" not in settings_without_effect(kernel)
     return [gr.update(), gr.update(interactive=samples), gr.update(interactive=targets), gr.update(interactive=samples)]
 
 
@@ -130,7 +132,7 @@ def curve_frame(kernel: str, energies: list[float], epochs: int) -> pd.DataFrame
 
 def status_line(view: ChainView, settings: dict) -> str:
     """How far a chain is and what is known about it, in Markdown; rates once the run is over."""
-    if settings["kernel"] == "mask_predict":
+    if settings["kernel"] in DECODERS:
         if view.output is None:
             return "decoding …"
         return f"decoded in {settings['num_epochs']} iterations · energy **{view.energies[-1]:.2f}** nats"

@@ -25,6 +25,7 @@ from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.scoring.energies import ENERGIES
 
 _EXAMPLES = 10
 
@@ -217,7 +218,8 @@ def _described(model: PreTrainedModel) -> dict[str, Any]:
     }
     if isinstance(model, EnergyModel):
         encoder_decoder = model.mlm.config.is_encoder_decoder
-        described |= {"energy": model.config.energy, "inner": type(model.mlm).__name__, "conditional": encoder_decoder}
+        energy = {"energy": model.config.energy, "about_energy": ENERGIES[model.config.energy].about}
+        described |= {**energy, "inner": type(model.mlm).__name__, "conditional": encoder_decoder}
     return described
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from hf_ebm.checks import as_truth
 from hf_ebm.generation_settings import GenerationSettings
 from hf_ebm.plain_values import number, whole, wholes
-
-KERNELS = ("metropolis_hastings", "gibbs", "mask_predict")
-WARM_STARTS = ("sample", "greedy", "mask_predict")
+from hf_ebm.sampling.kernels import KERNELS, targets_energy
+from hf_ebm.sampling.proposals import FILLS
+from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 
 _DEFAULTS: dict[str, Any] = {
     "kernel": "metropolis_hastings",
@@ -39,18 +39,23 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-# Settings that a kernel doesn't use; with it they may only have their defaults.
-_OF_METROPOLIS_HASTINGS = (
-    "energy_temperature", "energy_temperature_decay", "exclude_current", "delayed_acceptance", "accept_all_epochs",
-)  # fmt: skip
-_OF_SAMPLING = (
+# What a chain reads and a decoder doesn't.
+_OF_CHAINS = (
     "burn_in", "thinning", "block_size", "final_block_size", "block_fill", "block_layout", "order",
     "proposal_temperature", "proposal_top_k", "proposal_top_p", "proposal_epsilon",
 )  # fmt: skip
-_WITHOUT_EFFECT = {
-    "gibbs": _OF_METROPOLIS_HASTINGS,
-    "mask_predict": (*_OF_METROPOLIS_HASTINGS, *_OF_SAMPLING),
-}
+
+
+def kernel_names() -> tuple[str, ...]:
+    """What `kernel` may be: the kernels of chains, and the decoders."""
+    return (*KERNELS, *DECODERS)
+
+
+def settings_without_effect(kernel: str) -> list[str]:
+    """The settings that a kernel or a decoder doesn't use; with it they may only have their defaults."""
+    used = KERNELS[kernel].settings if kernel in KERNELS else ()
+    of_others = dict.fromkeys(name for other in KERNELS.values() for name in other.settings if name not in used)
+    return [*of_others, *([] if kernel in KERNELS else _OF_CHAINS)]
 
 
 class ChainGenerationConfig(GenerationSettings):
@@ -126,11 +131,11 @@ class ChainGenerationConfig(GenerationSettings):
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
         """Makes numbers plain. Raises `ValueError` for values out of range and for contradictory ones."""
-        self._check_choice("kernel", KERNELS)
-        self._check_choice("block_fill", ("parallel", "sequential"))
+        self._check_choice("kernel", kernel_names())
+        self._check_choice("block_fill", tuple(FILLS))
         self._check_choice("block_layout", ("scattered", "contiguous"))
         self._check_choice("order", ("random", "sequential"))
-        self._check_choice("warm_start", WARM_STARTS)
+        self._check_choice("warm_start", tuple(WARM_STARTS))
         for name in ("num_chains", "num_epochs", "thinning", "final_block_size", "proposal_top_k"):
             self._check_whole(name, 1)
         for name in ("burn_in", "seed", "delayed_acceptance", "accept_all_epochs"):
@@ -172,10 +177,14 @@ class ChainGenerationConfig(GenerationSettings):
         floor, start = self.min_energy_temperature, self.energy_temperature
         if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
             raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
-        for name in _WITHOUT_EFFECT.get(self.kernel or "", ()):
+        for name in settings_without_effect(self.kernel) if self.kernel else ():
             if getattr(self, name) not in (None, _DEFAULTS[name]):
                 raise ValueError(f"{name} has no effect with kernel {self.kernel!r}, so setting it contradicts it")
-        if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.kernel in (None, "metropolis_hastings"):
+        if (
+            self.proposal_top_k == 1
+            and self.proposal_epsilon == 0
+            and targets_energy(self.kernel or _DEFAULTS["kernel"])
+        ):
             raise ValueError(
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
                 "raise proposal_top_k or proposal_epsilon"

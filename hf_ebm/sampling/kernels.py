@@ -1,18 +1,18 @@
 """Transition kernels: functions `(state, block, …) -> (state, info)` over C chains, in BlackJAX's shape.
 
-`metropolis_hastings` leaves the target invariant. `gibbs` always accepts the masked conditional; masked conditionals
-need not belong to any joint distribution, so what it samples is not stated (Wang & Cho 2019; thesis section 6.6).
+`KERNELS` is the table of them: a new kernel is a function and an entry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_ebm.sampling.proposals import Proposed, Warp, propose
+from hf_ebm.sampling.proposals import BlockProposal, Proposed
 from hf_ebm.sampling.target import ChainState, Target
 
 
@@ -59,10 +59,16 @@ class WorkSaving:
     share_terms: bool = True
 
 
-def gibbs(state: ChainState, block: StepBlock, target: Target, warp: Warp, fill: str) -> tuple[ChainState, StepInfo]:
-    """Accepts every proposal. The energies of the state returned are those of the state given (stale)."""
+def gibbs(
+    state: ChainState, block: StepBlock, target: Target, proposal: BlockProposal, temperature: float = 1.0
+) -> tuple[ChainState, StepInfo]:
+    """Accepts every proposal, whatever the temperature of the target.
+
+    Masked conditionals need not belong to any joint distribution, so what it samples is not stated (Wang & Cho 2019;
+    thesis section 6.6). The energies of the state returned are those of the state given (stale).
+    """
     chains = (block.size > 0).nonzero()[:, 0]
-    proposed = _propose(state, block, chains, target, warp, fill)
+    proposed = _propose(state, block, chains, target, proposal)
     ids = state.ids.index_put((chains,), proposed.ids)
     accepted = torch.zeros_like(block.size, dtype=torch.bool).index_fill(0, chains, True)
     info = StepInfo(accepted, (ids != state.ids).sum(1), torch.zeros_like(accepted))
@@ -73,10 +79,9 @@ def metropolis_hastings(
     state: ChainState,
     block: StepBlock,
     target: Target,
-    warp: Warp,
-    fill: str,
-    temperature: float,
-    window: int | None = None,
+    proposal: BlockProposal,
+    temperature: float = 1.0,
+    delayed_acceptance: int | None = None,
     saving: WorkSaving = WorkSaving(),
 ) -> tuple[ChainState, StepInfo]:
     """One block Metropolis–Hastings step (thesis alg. 4, with the energies exponentiated).
@@ -85,12 +90,12 @@ def metropolis_hastings(
 
     Args:
         temperature: τ of the target.
-        window: with a number w, delayed acceptance (Christen & Fox 2005): a first stage decides on the extra energies
-            and the terms within w positions of the block, a second one on the remaining terms; only proposals that
-            pass the first pay for the second. Another kernel with the same target.
+        delayed_acceptance: with a radius w in positions, delayed acceptance (Christen & Fox 2005): a first stage
+            decides on the extra energies and the terms within w positions of the block, a second one on the remaining
+            terms; only proposals that pass the first pay for the second. The target stays the same.
     """
     chains = (block.size > 0).nonzero()[:, 0]
-    proposed = _propose(state, block, chains, target, warp, fill)
+    proposed = _propose(state, block, chains, target, proposal)
     before = state.ids[chains]
     possible = proposed.log_reverse > -torch.inf
     moved = (proposed.ids != before).any(1)
@@ -100,7 +105,7 @@ def metropolis_hastings(
     new_state = state
     if len(pending):
         passed, token_energies, extra = _decide(
-            state, chains[pending], _take(proposed, pending), block, target, temperature, window, saving
+            state, chains[pending], _take(proposed, pending), block, target, temperature, delayed_acceptance, saving
         )
         accepted[pending] = passed
         winners = chains[pending[passed]]
@@ -119,10 +124,8 @@ def metropolis_hastings(
     return new_state, info
 
 
-def _propose(state: ChainState, block: StepBlock, chains: Tensor, target: Target, warp: Warp, fill: str) -> Proposed:
-    return propose(
-        state.ids[chains], chains, block.positions[chains], block.size[chains], block.fill[chains], fill, target, warp
-    )
+def _propose(state: ChainState, block: StepBlock, chains: Tensor, target: Target, proposal: BlockProposal) -> Proposed:
+    return proposal(state.ids[chains], chains, block.positions[chains], block.size[chains], block.fill[chains], target)
 
 
 def _take(proposed: Proposed, index: Tensor) -> Proposed:
@@ -171,3 +174,48 @@ def _extra_difference(old: Tensor, new: Tensor) -> Tensor:
     """`new - old`; a state that violates a hard constraint moves freely until it satisfies it, then never leaves."""
     both = old.isinf() & new.isinf()
     return torch.where(both, torch.zeros_like(new), new - old)
+
+
+class Kernel(NamedTuple):
+    """A transition kernel, and what is known about it.
+
+    Attributes:
+        step: `(state, block, target, proposal, temperature) -> (state, info)`, with `arguments` by name.
+        about: what it does, for help texts, the guide and cards.
+        leaves_invariant: whether `exp(-E/τ)` stays as it is under a step. Of other kernels energies are evaluated at
+            the end of an epoch alone, and extra energies, temperatures and their schedules mean nothing.
+        arguments: settings of `ChainGenerationConfig` that a step takes.
+        reads: further settings that mean something with it. What no
+            kernel in use reads and another does may only have its default.
+    """
+
+    step: Callable[..., tuple[ChainState, StepInfo]]
+    about: str
+    leaves_invariant: bool
+    arguments: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that mean something with this kernel and not with every one."""
+        return (*self.arguments, *self.reads)
+
+
+# Every kernel there is, the default first. An entry is all that a new one needs.
+KERNELS: dict[str, Kernel] = {
+    "metropolis_hastings": Kernel(
+        metropolis_hastings,
+        "samples the stated target",
+        leaves_invariant=True,
+        arguments=("delayed_acceptance",),
+        reads=("energy_temperature", "energy_temperature_decay", "exclude_current", "accept_all_epochs"),
+    ),
+    "gibbs": Kernel(
+        gibbs, "accepts every proposal and samples no stated target (Wang & Cho 2019)", leaves_invariant=False
+    ),
+}
+
+
+def targets_energy(kernel: str) -> bool:
+    """Whether chains of a kernel sample `exp(-E/τ)`. Decoders make no chains."""
+    return kernel in KERNELS and KERNELS[kernel].leaves_invariant

@@ -130,28 +130,41 @@ class Proposed(NamedTuple):
     known_terms: Tensor
 
 
-def propose(
+class BlockProposal(NamedTuple):
+    """How a block is proposed: by the masked model's conditionals, warped, in parallel or one position at a time.
+
+    Attributes:
+        warp: turns logits into log probabilities.
+        fill: one of `FILLS`.
+    """
+
+    warp: Warp
+    fill: str = "parallel"
+
+    def __call__(
+        self, ids: Tensor, chains: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target
+    ) -> Proposed:
+        """Proposes new tokens for one block per chain.
+
+        Args:
+            ids: (n, T) current tokens.
+            chains: (n,) which chains of the target they are.
+            positions: (n, b) columns of the block in filling order, short blocks padded by repeating the last.
+            size: (n,) how many of them count, at least 1.
+            uniforms: (n, b) numbers in [0, 1), float64.
+        """
+        return FILLS[self.fill](ids, chains, positions, size, uniforms, target, self.warp)
+
+
+def _fill_in_parallel(
     ids: Tensor,
     chains: Tensor,
     positions: Tensor,
     size: Tensor,
     uniforms: Tensor,
-    fill: str,
     target: Target,
     warp: Warp,
 ) -> Proposed:
-    """Proposes new tokens for one block per chain.
-
-    Args:
-        ids: (n, T) current tokens.
-        chains: (n,) which chains of the target they are.
-        positions: (n, b) columns of the block in filling order, short blocks padded by repeating the last.
-        size: (n,) how many of them count, at least 1.
-        uniforms: (n, b) numbers in [0, 1), float64.
-        fill: `"parallel"` or `"sequential"`.
-    """
-    if fill == "sequential":
-        return _fill_sequentially(ids, chains, positions, size, uniforms, target, warp)
     sequences = target.sequences(ids, chains)
     rows = MaskedRows(torch.arange(len(ids), device=ids.device), positions, positions)
     current = ids.gather(1, positions)
@@ -229,3 +242,7 @@ def _reverse_of_sequential(
 
     back = target.runner(target.sequences(ids, chains), MaskedRows(source, masked, here[:, None]), reduce)
     return result.index_add(0, source, back)
+
+
+# How the positions of a block are drawn: all from one row, or one at a time, given those already drawn.
+FILLS: dict[str, Callable[..., Proposed]] = {"parallel": _fill_in_parallel, "sequential": _fill_sequentially}

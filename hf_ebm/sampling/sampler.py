@@ -14,12 +14,13 @@ from transformers.utils import logging
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
 from hf_ebm.sampling.blocks import epoch_blocks
-from hf_ebm.sampling.kernels import StepBlock, StepInfo, gibbs, metropolis_hastings
-from hf_ebm.sampling.proposals import Warp
+from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
+from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.run import ChainRun, Tally, Trace
 from hf_ebm.sampling.schedules import block_size_at, temperature_at
 from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
+from hf_ebm.sampling.warm_start import DECODERS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -42,7 +43,7 @@ def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
 def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> None:
     """Raises `ValueError` for more chains of rows of `length` tokens than there is memory to keep the samples of."""
     epochs, samples = config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning)
-    if config.kernel == "mask_predict":
+    if config.kernel in DECODERS:
         epochs = samples = 1
     needed = 8 * chains * (samples * (length + 1) + len(Trace._fields) * epochs)
     check_fits(
@@ -57,7 +58,7 @@ def run_epoch(
     config: ResolvedChainConfig,
     keys: list[ChainKey],
     target: Target,
-    warp: Warp,
+    proposal: BlockProposal,
     on_step: Callable[[Tensor], None] | None = None,
 ) -> Iterator[ChainRun]:
     """Runs one epoch of all chains, or what is left of one, and yields the run after each of its steps.
@@ -69,7 +70,8 @@ def run_epoch(
         keys: one per chain.
         on_step: called with the ids (C, T) after every step that changed some.
     """
-    epoch, always = run.epoch, accepts_all(run.epoch, config)
+    epoch, kernel = run.epoch, kernel_at(run.epoch, config)
+    arguments = {name: getattr(config, name) for name in kernel.arguments}
     size = block_size_at(epoch, config.num_epochs, config.block_size, config.final_block_size)
     size = min(size, target.free.shape[1])  # a schedule may go further
     temperature = temperature_at(
@@ -78,19 +80,14 @@ def run_epoch(
     blocks = epoch_steps(target.free, keys, config, size, epoch)
     for step in range(run.step, len(blocks)):
         rows_before, block, state = target.runner.num_rows, blocks[step], run.state
-        if always:
-            state, info = gibbs(state, block, target, warp, config.block_fill)
-        else:
-            state, info = metropolis_hastings(
-                state, block, target, warp, config.block_fill, temperature, config.delayed_acceptance
-            )
-            _warn_if_outside(info, config)
+        state, info = kernel.step(state, block, target, proposal, temperature, **arguments)
+        _warn_if_outside(info, config)
         counts = info.accepted, info.tokens_changed > 0, info.tokens_changed, block.size > 0
         tally = Tally(*(so_far + count for so_far, count in zip(run.tally, counts, strict=True)))
         if on_step is not None and bool(info.tokens_changed.any()):
             on_step(state.ids)
         is_last = step + 1 == len(blocks)
-        if is_last and always:
+        if is_last and not kernel.leaves_invariant:
             state = target.state(state.ids)
         rows = run.num_masked_rows + target.runner.num_rows - rows_before
         run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows)
@@ -99,9 +96,9 @@ def run_epoch(
     yield _with_epoch(run, config, target.free.sum(1).cpu().clamp(max=size), temperature)
 
 
-def accepts_all(epoch: int, config: ResolvedChainConfig) -> bool:
-    """Whether an epoch accepts every proposal; energies are evaluated at its end alone, and stale before."""
-    return config.kernel == "gibbs" or epoch < config.accept_all_epochs
+def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:
+    """The kernel of an epoch."""
+    return KERNELS["gibbs" if epoch < config.accept_all_epochs else config.kernel]
 
 
 def _with_epoch(run: ChainRun, config: ResolvedChainConfig, sizes: Tensor, temperature: float) -> ChainRun:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ebm.sampling.proposals import Warp, propose
+from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.rows import MaskedRows
 
+# Iterations of mask-predict as a warm start; the same for every chain, whichever run beside it.
+_ITERATIONS = 10
+
 
 def sample_masks(
-    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, warp: Warp
+    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, proposal: BlockProposal
 ) -> Tensor:
     """Draws the tokens of `masked` (C, T) one at a time in random order, given those already there.
 
@@ -31,7 +36,7 @@ def sample_masks(
         uniform = torch.tensor([uniforms[c][step] for c in active], dtype=torch.float64, device=ids.device)[:, None]
         size = torch.ones_like(chains)
         # The positions still to be filled hold the mask token in `ids` itself.
-        drawn = propose(ids[chains], chains, position, size, uniform, "parallel", target, warp)
+        drawn = proposal(ids[chains], chains, position, size, uniform, target)
         ids = ids.index_put((chains,), drawn.ids)
     return ids
 
@@ -79,3 +84,17 @@ def _most_probable(ids: Tensor, again: Tensor, chains: Tensor, target: Target) -
     # Repeats must agree with what they repeat: rounding could differ between two reads of one position.
     source = torch.where(wanted.gather(1, order), torch.arange(order.shape[1], device=ids.device), 0)
     return positions, found[..., 0].gather(1, source).long(), found[..., 1].gather(1, source)
+
+
+def _decoded(iterations: int) -> Callable[..., Tensor]:
+    """A warm start by mask-predict, which needs no random numbers and no proposal."""
+    return lambda ids, masked, generators, target, proposal: mask_predict(ids, masked, iterations, target)[0]
+
+
+# `(ids, masked, generators, target, proposal) -> ids`: what fills masks before the first epoch, the default first.
+WARM_STARTS: dict[str, Callable[..., Tensor]] = {
+    "sample": sample_masks, "greedy": _decoded(1), "mask_predict": _decoded(_ITERATIONS),
+}  # fmt: skip
+
+# `(ids, masked, iterations, target) -> (ids, mean log probabilities)`: what fills masks and makes no chain.
+DECODERS = {"mask_predict": mask_predict}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_ebm.scoring.energies import energy_terms, token_energy
+from hf_ebm.scoring.energies import energy_terms, token_energy, token_scores
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
 
 # Masked rows of `conditional_log_probs` that are laid out at a time: their ids and numbers take some 50 MB.
@@ -24,11 +24,6 @@ def num_context_rows(length: int, count: int) -> int:
 def num_conditional_rows(length: int, count: int, reads_own_token: bool = True) -> int:
     """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens."""
     return length * (1 + count * (length - 1 if reads_own_token else min(1, length - 1)))
-
-
-def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
-    """What minus the energy adds up, for each of `tokens`: logits (raw) or log probabilities (local), (…, V)."""
-    return (logits if energy == "raw" else logits.log_softmax(-1))[..., tokens]
 
 
 def scores_in_contexts(

@@ -8,20 +8,64 @@ With `z_t` the logits at position t of the sequence in which only t is masked, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
 
-ENERGIES = ("raw", "local")
+
+class Energy(NamedTuple):
+    """An energy of sequences: a sum of terms, one for each scored position, that position alone masked.
+
+    Attributes:
+        term: of tokens (…, K) under the logits (…, V) at their position, (…, K) in nats, differentiable.
+        about: what it is, for help texts and cards.
+        is_surprisal: whether the terms are minus log probabilities: exp of their mean is then a pseudo-perplexity.
+    """
+
+    term: Callable[[Tensor, Tensor], Tensor]
+    about: str
+    is_surprisal: bool
+
+
+def raw_term(logits: Tensor, tokens: Tensor) -> Tensor:
+    """`-z[y]`."""
+    return -logits.gather(-1, tokens)
+
+
+def local_term(logits: Tensor, tokens: Tensor) -> Tensor:
+    """`-log_softmax(z)[y]`."""
+    return logits.logsumexp(-1, keepdim=True) - logits.gather(-1, tokens)
+
+
+# Every energy there is. An entry is all that a new one needs.
+ENERGIES: dict[str, Energy] = {
+    "raw": Energy(
+        raw_term,
+        "minus the sum of the logits of the tokens, each masked alone, `E(y) = -Σ_t z_t[y_t]`. Its zero has no "
+        "meaning, and it is no likelihood",
+        is_surprisal=False,
+    ),
+    "local": Energy(
+        local_term,
+        "minus the sum of the log probabilities of the tokens, each masked alone, `E(y) = -Σ_t log softmax(z_t)[y_t]`, "
+        "in nats (minus the pseudo-log-likelihood)",
+        is_surprisal=True,
+    ),
+}
 
 
 def token_energy(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
-    """Energy term in nats of `tokens` (...) under `logits` (..., V): `-z[y]` (raw) or `-log_softmax(z)[y]` (local)."""
-    chosen = logits.gather(-1, tokens[..., None])[..., 0]
-    if energy == "raw":
-        return -chosen
-    return logits.logsumexp(-1) - chosen
+    """Energy term in nats of `tokens` (...) under `logits` (..., V)."""
+    return ENERGIES[energy].term(logits, tokens[..., None])[..., 0]
+
+
+def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
+    """Minus the energy terms of each of `tokens` (K,) under `logits` (..., V): (..., K)."""
+    return -ENERGIES[energy].term(logits, tokens.expand(*logits.shape[:-1], -1))
 
 
 def energy_terms(runner: RowRunner, sequences: Sequences, source: Tensor, position: Tensor, energy: str) -> Tensor:

@@ -117,10 +117,14 @@ def interrupted(monkeypatch, capsys, owner, name: str, at: int, *arguments) -> s
             os.kill(os.getpid(), signal.SIGINT)
         return plain(*given, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, pressing)
-        with pytest.raises(SystemExit) as stopped:
-            run(*arguments)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, pressing)
+            with pytest.raises(SystemExit) as stopped:
+                run(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert stopped.value.code == 130
     return capsys.readouterr().err.splitlines()[-1]
 

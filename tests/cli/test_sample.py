@@ -17,7 +17,8 @@ from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy
-from hf_ebm.sampling import sampler
+from hf_ebm.sampling import kernels
+from hf_ebm.sampling.kernels import KERNELS
 from tests.cli.conftest import killed, read, run
 
 CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
@@ -111,11 +112,13 @@ def test_a_run_that_is_killed_at_every_second_step_ends(model_folder, tmp_path, 
     monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", 0.0)
     monkeypatch.setattr(generation_energy, "_MOST_TIME_SAVING", math.inf)
     output = tmp_path / "out.jsonl"
+    step = lambda *given, delayed_acceptance: kernels.metropolis_hastings(*given, delayed_acceptance)  # noqa: E731
+    monkeypatch.setitem(KERNELS, "metropolis_hastings", KERNELS["metropolis_hastings"]._replace(step=step))
     for _ in range(4):
-        killed(sampler, "metropolis_hastings", 2, lambda *given: None, *arguments, "--output", output)
+        killed(kernels, "metropolis_hastings", 2, lambda *given: None, *arguments, "--output", output)
         assert read(output) == []
-    steps, step = [], sampler.metropolis_hastings
-    monkeypatch.setattr(sampler, "metropolis_hastings", lambda *given: steps.append(given) or step(*given))
+    steps, plain = [], kernels.metropolis_hastings
+    monkeypatch.setattr(kernels, "metropolis_hastings", lambda *given: steps.append(given) or plain(*given))
     run(*arguments, "--output", output)
     assert same_records(read(output), read(tmp_path / "whole.jsonl")) and len(steps) == 1
 

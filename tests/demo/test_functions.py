@@ -11,11 +11,18 @@ from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
 from hf_ebm.demo.chain_stream import watch_chain
 from hf_ebm.demo.comparison import CHAINS, as_local, compare_kernels, energy_points
-from hf_ebm.demo.prompts import MAX_EPOCHS, MAX_TOKENS, example_lines, example_prompt, read_prompt, read_settings
+from hf_ebm.demo.prompts import (
+    MAX_EPOCHS,
+    MAX_TOKENS,
+    example_lines,
+    example_prompt,
+    read_prompt,
+    read_settings,
+)
 from hf_ebm.demo.score_table import HEADERS, MAX_LINES, check_lines, score_lines, sort_lines, table_rows
 from hf_ebm.demo.sessions import Runs
 from hf_ebm.demo.tokens import BLANK, CHANGED, ENERGY_COLORS, chain_spans, energy_spans, token_texts
-from hf_ebm.sampling.configuration import KERNELS
+from hf_ebm.sampling.configuration import kernel_names
 from hf_ebm.scoring.rows import BadLogitsError
 from tests.docs.hub_models import HUB_MODELS
 from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer
@@ -255,14 +262,14 @@ def test_a_session_stops_its_own_run():
 
 def compared(pair, stop=None, epochs=5, text="the ___ sat on ___"):
     prompt = read_prompt(*pair, text, 0)
-    settings = {kernel: settings_of(prompt, kernel, epochs) for kernel in KERNELS}
+    settings = {kernel: settings_of(prompt, kernel, epochs) for kernel in kernel_names()}
     return prompt, settings, list(compare_kernels(pair[0], prompt, settings, stop or threading.Event()))
 
 
 def test_kernels_side_by_side(pair):
     model = pair[0]
     prompt, settings, results = compared(pair)
-    assert [result.kernel for result in results] == list(KERNELS)
+    assert [result.kernel for result in results] == list(kernel_names())
     for result, own in zip(results[:2], list(settings.values())[:2], strict=True):
         expected = model.generate(prompt.ids, num_chains=CHAINS, **own)
         assert result.ids == expected.sequences[0].tolist()
@@ -294,7 +301,7 @@ def test_energies_are_local_whatever_the_model_samples(raw_pair):
 def test_a_stopped_comparison_leaves_the_other_kernels_out(pair):
     stop = threading.Event()
     prompt = read_prompt(*pair, "the ___ sat on ___", 0)
-    settings = {kernel: settings_of(prompt, kernel, MAX_EPOCHS) for kernel in KERNELS}
+    settings = {kernel: settings_of(prompt, kernel, MAX_EPOCHS) for kernel in kernel_names()}
     timer = threading.Timer(0.3, stop.set)
     timer.start()
     results = list(compare_kernels(pair[0], prompt, settings, stop))

@@ -232,7 +232,7 @@ def test_refused_models(name, columns):
 
 
 def test_raw_energies_have_no_pseudo_perplexity():
-    with pytest.raises(ValueError, match="model must have the energy 'local', got 'raw'"):
+    with pytest.raises(ValueError, match=r"model must have an energy of log probabilities \('local'\), got 'raw'"):
         load("pseudo_perplexity").compute(predictions=["the cat"], **scorer("raw"))
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_ebm.sampling import kernels, sampler
+from hf_ebm.sampling import kernels
+from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.row_memory import RowMemory
 from tests.conftest import tiny_energy_model
@@ -135,13 +136,13 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
     plain = kernels.metropolis_hastings
     monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)  # it would save the same rows and more
 
-    def without(*arguments):
-        return plain(*arguments, saving=saving)
+    def without(*arguments, **settings):
+        return plain(*arguments, saving=saving, **settings)
 
     for extra in ({}, {"block_size": 2, "block_fill": "sequential"}, {"delayed_acceptance": 0}):
         fast = model.generate(**settings, **extra)
         with monkeypatch.context() as patch:
-            patch.setattr(sampler, "metropolis_hastings", without)
+            replace_step(patch, without)
             slow = model.generate(**settings, **extra)
         assert torch.equal(fast.samples, slow.samples)
         torch.testing.assert_close(fast.energies, slow.energies, atol=1e-6, rtol=1e-6)  # of logits in float32
@@ -204,44 +205,43 @@ def _proposals_that_differ(out) -> int:
     return round(float((out.trace.novel_rate * 3).sum()))
 
 
+def replace_step(patch, step):
+    """Another step in the place of Metropolis–Hastings."""
+    patch.setitem(kernels.KERNELS, "metropolis_hastings", kernels.KERNELS["metropolis_hastings"]._replace(step=step))
+
+
+def replace_proposal(patch, change):
+    """Proposals with one thing changed."""
+    propose = BlockProposal.__call__
+    patch.setattr(BlockProposal, "__call__", lambda *arguments: change(propose(*arguments)))
+
+
 def broken_sign(patch):
     terms = Target.terms
     patch.setattr(Target, "terms", lambda self, *arguments: -terms(self, *arguments))
-    known = kernels.propose
-    patch.setattr(kernels, "propose", lambda *a: known(*a)._replace(known_terms=-known(*a).known_terms))
+    replace_proposal(patch, lambda proposed: proposed._replace(known_terms=-proposed.known_terms))
 
 
 def broken_reverse(patch):
-    propose = kernels.propose
-
-    def forget_reverse(*arguments):
-        proposed = propose(*arguments)
-        return proposed._replace(log_reverse=torch.zeros_like(proposed.log_reverse))
-
-    patch.setattr(kernels, "propose", forget_reverse)
+    replace_proposal(patch, lambda proposed: proposed._replace(log_reverse=torch.zeros_like(proposed.log_reverse)))
 
 
 def broken_rejection(patch):
-    patch.setattr(
-        sampler,
-        "metropolis_hastings",
-        lambda state, block, target, warp, fill, *_: _always(state, block, target, warp, fill),
-    )
+    def always(state, block, target, proposal, temperature, **settings):
+        state, info = kernels.gibbs(state, block, target, proposal)
+        return target.state(state.ids), info
 
-
-def _always(state, block, target, warp, fill):
-    state, info = kernels.gibbs(state, block, target, warp, fill)
-    return target.state(state.ids), info
+    replace_step(patch, always)
 
 
 def broken_stale(patch):
     step = kernels.metropolis_hastings
 
-    def forget_energy(state, *arguments):
-        new, info = step(state, *arguments)
+    def forget_energy(state, *arguments, **settings):
+        new, info = step(state, *arguments, **settings)
         return ChainState(new.ids, state.token_energies, state.extra_energy), info
 
-    patch.setattr(sampler, "metropolis_hastings", forget_energy)
+    replace_step(patch, forget_energy)
 
 
 @pytest.mark.parametrize("broken", [broken_sign, broken_reverse, broken_rejection, broken_stale])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_ebm.models.energy import generation_energy
-from hf_ebm.sampling import sampler
+from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.run import ChainRun
 from tests.conftest import tiny_energy_model
 from tests.sampling.chains import BASE, VARIED, StopAfter, equal
@@ -72,12 +72,12 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
 ):
     """By a clock that runs for steps and saves alone: a state is saved every so many steps."""
     now, saved = 0.0, []
-    step, save = sampler.metropolis_hastings, ChainRun.save
+    kernel, save = KERNELS["metropolis_hastings"], ChainRun.save
 
-    def slow_step(*given):
+    def slow_step(*given, **settings):
         nonlocal now
         now += step_seconds
-        return step(*given)
+        return kernel.step(*given, **settings)
 
     def slow_save(run, path):
         nonlocal now
@@ -85,7 +85,7 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
         saved.append(4 * run.epoch + run.step)
         save(run, path)
 
-    monkeypatch.setattr(sampler, "metropolis_hastings", slow_step)
+    monkeypatch.setitem(KERNELS, "metropolis_hastings", kernel._replace(step=slow_step))
     monkeypatch.setattr(ChainRun, "save", slow_save)
     monkeypatch.setattr(generation_energy, "time", types.SimpleNamespace(monotonic=lambda: now))
     tiny_energy_model().generate(lengths=4, num_chains=2, num_epochs=3, seed=0, save_state_to=tmp_path)

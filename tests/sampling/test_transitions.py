@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from hf_ebm.exact import enumerate_distribution
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
-from hf_ebm.sampling.proposals import Warp, propose
+from hf_ebm.sampling.proposals import BlockProposal, Warp
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.rows import RowRunner
 from tests.conftest import tiny_energy_model
@@ -31,14 +31,14 @@ class Kernel:
 
     def __init__(self, energy, fill="parallel", temperature=1.0, window=None, warp=(), epsilon=0.0, exclude=False):
         self.model = tiny_energy_model(energy, vocab_size=8, dtype=torch.float64, seed=5, scale=0.3)
-        self.fill, self.temperature, self.window = fill, temperature, window
+        self.temperature, self.window = temperature, window
         self.exact = exact_target(self.model, WORDS, LENGTH, temperature=temperature)
         self.states = torch.nn.functional.pad(self.exact.sequences, (1, 1), value=0)
         self.states[:, 0], self.states[:, -1] = 1, 2
         support = torch.zeros(8, dtype=torch.bool)
         support[WORDS] = True
         self.support = support
-        self.warp = Warp(LogitsProcessorList(warp), support, epsilon, exclude)
+        self.proposal = BlockProposal(Warp(LogitsProcessorList(warp), support, epsilon, exclude), fill)
 
     def target(self, count: int) -> Target:
         free = torch.zeros(count, LENGTH + 2, dtype=torch.bool)
@@ -58,7 +58,7 @@ class Kernel:
             positions = torch.tensor(block).repeat(len(draws), 1)
             size = torch.full((len(draws),), len(block))
             chains = torch.arange(len(draws))
-            moves = propose(ids, chains, positions, size, draws, self.fill, self.target(len(draws)), self.warp)
+            moves = self.proposal(ids, chains, positions, size, draws, self.target(len(draws)))
             places = self.exact.index(moves.ids[:, 1:-1])
             for to in places.unique().tolist():
                 first = int((places == to).nonzero()[0])
@@ -82,7 +82,7 @@ class Kernel:
 
         def accepts(accept: torch.Tensor) -> torch.Tensor:
             given = StepBlock(positions, size, draws, accept)
-            new, _ = step(start, given, target, self.warp, self.fill, self.temperature, self.window, **options)
+            new, _ = step(start, given, target, self.proposal, self.temperature, self.window, **options)
             return (new.ids == self.states[goal]).all(1)
 
         # Stage by stage: the other stage's number is 0, with which it accepts whatever can be accepted at all.
@@ -146,13 +146,13 @@ def test_work_saving_leaves_the_matrix_alone(name):
 
 def test_a_forgotten_reverse_proposal_breaks_detailed_balance(energy, monkeypatch):
     kernel = Kernel(energy)
-    plain = kernels.propose
+    plain = BlockProposal.__call__
 
     def forget(*arguments):
         proposed = plain(*arguments)
         return proposed._replace(log_reverse=torch.zeros_like(proposed.log_reverse))
 
-    monkeypatch.setattr(kernels, "propose", forget)
+    monkeypatch.setattr(BlockProposal, "__call__", forget)
     assert kernel.imbalance(kernel.transition_matrix([1, 3])) > 1e-3
 
 
@@ -181,7 +181,7 @@ class TestInconsistentConditionals:
         free = torch.ones(self.chains, 2, dtype=torch.bool)
         start = torch.zeros(self.chains, dtype=torch.long)
         target = Target(runner, "local", free, start, start + 2, torch.tensor([True, True, False]))
-        warp = Warp(LogitsProcessorList(), target.support, 0.0, False)
+        proposal = BlockProposal(Warp(LogitsProcessorList(), target.support, 0.0, False))
         generator = torch.Generator().manual_seed(0)
         state = target.state(torch.randint(0, 2, (self.chains, 2), generator=generator))
         for _ in range(60):
@@ -189,15 +189,12 @@ class TestInconsistentConditionals:
                 numbers = torch.rand(self.chains, 3, dtype=torch.float64, generator=generator)
                 positions = torch.full((self.chains, 1), position)
                 block = StepBlock(positions, torch.ones_like(start), numbers[:, :1], numbers[:, 1:])
-                state, _ = kernel(state, block, target, warp)
+                state, _ = kernel(state, block, target, proposal)
         return state.ids
 
     def test_gibbs_depends_on_the_order(self):
-        def step(*arguments):
-            return kernels.gibbs(*arguments, "parallel")
-
         forth, back = (torch.bincount(ids @ torch.tensor([2, 1]), minlength=4) / self.chains
-                       for ids in (self.run(step, [0, 1]), self.run(step, [1, 0])))  # fmt: skip
+                       for ids in (self.run(kernels.gibbs, [0, 1]), self.run(kernels.gibbs, [1, 0])))  # fmt: skip
         assert float((forth - back).abs().sum() / 2) > 0.4
 
     def test_metropolis_hastings_samples_the_energies(self):
@@ -207,7 +204,7 @@ class TestInconsistentConditionals:
 
         exact = enumerate_distribution(energy, [0, 1], 2)
         for order in ([0, 1], [1, 0]):
-            ids = self.run(lambda *arguments: metropolis_hastings(*arguments, "parallel", 1.0), order)
+            ids = self.run(metropolis_hastings, order)
             assert exact.total_variation(ids) < total_variation_limit(exact.log_probabilities.exp(), self.chains)
 
 

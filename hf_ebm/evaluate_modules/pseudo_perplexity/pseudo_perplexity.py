@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ebm.evaluate_modules.inputs import CheckedInputs, texts
 from hf_ebm.evaluate_modules.scoring import energy_model, score
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.scoring.energies import ENERGIES
 
 _DESCRIPTION = """\
 Pseudo-perplexity of texts under a masked language model: the exponential of the mean, over a text's tokens, of minus
@@ -86,8 +87,8 @@ class PseudoPerplexity(CheckedInputs, evaluate.Metric):
         unknown_tokens: str = "warn",
     ) -> dict[str, Any]:
         scorer, spelling = energy_model(model_id, model, tokenizer)
-        if scorer.config.energy != "local":
-            raise ValueError(f"model must have the energy 'local', got {scorer.config.energy!r}")
+        if not ENERGIES[scorer.config.energy].is_surprisal:
+            raise ValueError(f"model must have an energy of log probabilities ('local'), got {scorer.config.energy!r}")
         scores = score("predictions", predictions, scorer, spelling, unknown_tokens)
         perplexities = (scores.energy / scores.num_tokens).exp()
         for row in (scores.num_tokens == 0).nonzero()[:1, 0].tolist():

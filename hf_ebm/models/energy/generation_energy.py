@@ -30,13 +30,14 @@ from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.kernels import targets_energy
 from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.sampling.proposals import Warp
+from hf_ebm.sampling.proposals import BlockProposal, Warp
 from hf_ebm.sampling.run import ChainRun
-from hf_ebm.sampling.sampler import ChainKey, accepts_all, check_run_fits, kept_samples, run_epoch
+from hf_ebm.sampling.sampler import ChainKey, check_run_fits, kept_samples, kernel_at, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
-from hf_ebm.sampling.warm_start import mask_predict, sample_masks
+from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import BadLogitsError
 
@@ -51,10 +52,6 @@ _SECONDS_BETWEEN_SAVES = 1.0
 _MOST_TIME_SAVING = 0.05
 # Settings that may change when a run goes on: they say how long it runs, not what it computes.
 _EXTENSIBLE = ("num_epochs",)
-
-
-# Iterations of mask-predict as a warm start; the same for every chain, whichever run beside it.
-_WARM_START_ITERATIONS = 10
 
 # Ids and logits to logits; ids (C, T) and nothing to which chains are done, (C,) bool.
 Processor = LogitsProcessor | Callable[[Tensor, Tensor], Tensor]
@@ -170,17 +167,19 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
                 which = chain_keys, chain_rows
                 job = self._begin(generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
             processors = _proposal_processors(job.config, further)
-            warp = Warp(processors, job.target.support, job.config.proposal_epsilon, bool(job.config.exclude_current))
-            if job.config.kernel != "metropolis_hastings" and any(weight for weight, _ in extra):
-                raise ValueError(f"extra_energies have no effect with kernel {job.config.kernel!r}")
-            if job.config.kernel == "mask_predict" and (further or criteria):
-                raise ValueError("logits_processor and stopping_criteria have no effect with kernel 'mask_predict'")
+            config = job.config
+            warp = Warp(processors, job.target.support, config.proposal_epsilon, bool(config.exclude_current))
+            proposal = BlockProposal(warp, config.block_fill)
+            if not targets_energy(config.kernel) and any(weight for weight, _ in extra):
+                raise ValueError(f"extra_energies have no effect with kernel {config.kernel!r}")
+            if config.kernel in DECODERS and (further or criteria):
+                raise ValueError(f"logits_processor and stopping_criteria have no effect with kernel {config.kernel!r}")
             saver = _Saver(save_state_to)
             if save_state_to is not None:
                 job = job._replace(run=_with_fingerprints(job.run, self))
                 saver.save(job.run)  # now, so that a folder that cannot be written costs no work
             try:
-                run, confidence = _run_job(job, warp, criteria, streamer, saver)
+                run, confidence = _run_job(job, proposal, criteria, streamer, saver)
             except BadLogitsError as error:
                 key = job.keys[error.row]
                 raise BadLogitsError(
@@ -254,7 +253,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         free = run.free.to(self.input_device)
         chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
         target = self._target(chains, config, proposal_support(self, config.suppress_tokens), extra, token_budget)
-        if run.has_begun and not (run.step and accepts_all(run.epoch, config)):
+        if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
             _check_same_target(run, target)
         return _Job(run, config, keys, target)
 
@@ -269,7 +268,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         runner = self._row_runner(token_budget)
         where = (chains.free, chains.start, chains.stop)
         memory = None
-        if config.kernel == "metropolis_hastings" and _masks_single_sites(config):
+        if targets_energy(config.kernel) and _masks_single_sites(config):
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
         return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
@@ -294,51 +293,47 @@ def _proposal_processors(config: ResolvedChainConfig, further: list[Processor]) 
 
 def _run_job(
     job: _Job,
-    warp: Warp,
+    proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,
     saver: _Saver,
 ) -> tuple[ChainRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
-    if job.config.kernel == "mask_predict":
-        run, confidence = _run_mask_predict(job)
+    if job.config.kernel in DECODERS:
+        run, confidence = _run_decoder(job)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
     else:
         run = job.run
         if not run.has_begun:
-            run = _with_start(job, warp)
+            run = _with_start(job, proposal)
             saver.save_if_due(run)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
-        run = _run_epochs(job._replace(run=run), warp, criteria, streamer, saver)
+        run = _run_epochs(job._replace(run=run), proposal, criteria, streamer, saver)
     saver.save(run)
     if streamer is not None:
         streamer.end()
     return run, confidence
 
 
-def _with_start(job: _Job, warp: Warp) -> ChainRun:
+def _with_start(job: _Job, proposal: BlockProposal) -> ChainRun:
     """Fills what the chains cannot hold, and evaluates the energies of the start."""
     run, target, config = job.run, job.target, job.config
     ids, rows_before = run.state.ids, target.runner.num_rows
     masked = target.free & ~target.support[ids]
     if bool(masked.any()):
         ids = ids.masked_fill(masked, target.runner.known_mask_id)
-        if config.warm_start == "sample":
-            generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
-            ids = sample_masks(ids, masked, generators, target, warp)
-        else:
-            iterations = 1 if config.warm_start == "greedy" else _WARM_START_ITERATIONS
-            ids, _ = mask_predict(ids, masked, iterations, target)
+        generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
+        ids = WARM_STARTS[config.warm_start](ids, masked, generators, target, proposal)
     state = target.state(ids)
     return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows - rows_before)
 
 
 def _run_epochs(
     job: _Job,
-    warp: Warp,
+    proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,
     saver: _Saver,
@@ -353,7 +348,7 @@ def _run_epochs(
     epochs = range(run.epoch, config.num_epochs)
     try:
         for _ in logging.tqdm(epochs, desc="Sampling", unit="epoch", delay=2, leave=False):
-            steps = run_epoch(run, config, job.keys, job.target, warp, show)
+            steps = run_epoch(run, config, job.keys, job.target, proposal, show)
             for run in steps:
                 saver.save_if_due(run)
             for criterion in criteria:
@@ -393,11 +388,11 @@ class _Saver:
             logger.warning(str(error))
 
 
-def _run_mask_predict(job: _Job) -> tuple[ChainRun, Tensor]:
+def _run_decoder(job: _Job) -> tuple[ChainRun, Tensor]:
     target = job.target
     rows_before = target.runner.num_rows
     ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
-    ids, confidence = mask_predict(ids, target.free, job.config.num_epochs, target)
+    ids, confidence = DECODERS[job.config.kernel](ids, target.free, job.config.num_epochs, target)
     state = target.state(ids)
     run = job.run.with_room(1, 1)
     run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()

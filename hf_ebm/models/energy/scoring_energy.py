@@ -20,6 +20,7 @@ from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.inputs import check_energy_inputs
 from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.plain_values import as_whole
+from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 from hf_ebm.unknown_tokens import report_unknown
@@ -235,7 +236,7 @@ class EnergyScoringMixin(RerankMixin, EnergyBase):
             token_energies=terms,
             words=words,
             word_energies=word_energies,
-            pseudo_perplexity=(energy / num_tokens).exp() if self.config.energy == "local" else None,
+            pseudo_perplexity=(energy / num_tokens).exp() if ENERGIES[self.config.energy].is_surprisal else None,
             variant=variant,
         )
 
