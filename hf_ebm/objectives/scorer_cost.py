@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.adapters import check_in_layers
+from hf_ebm.models.probes import check_causal
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
@@ -33,7 +35,8 @@ class ScorerCost:
         batch_size: rows in a forward pass, at most.
 
     Raises:
-        ValueError: for a `batch_size` below 1, no `pad_token_id`, or adapters that aren't in the model's layers.
+        ValueError: for a `batch_size` below 1, no `pad_token_id`, a model that sees the tokens it scores, or adapters
+            that aren't in its layers.
     """
 
     reads = "ids"
@@ -44,6 +47,9 @@ class ScorerCost:
         check_in_layers("model", model)
         if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
             raise ValueError(f"model must read token ids, got {type(model).__name__}, which reads {reads}")
+        base = getattr(model, "get_base_model", lambda: model)()  # of adapters
+        if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder:
+            check_causal("model", base)
         if pad_token_id is None:
             raise ValueError("pad_token_id must be a token id, got None: any id of the model will do for a causal one")
         self.model = model

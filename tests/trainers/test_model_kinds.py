@@ -15,6 +15,7 @@ from peft import (
 )
 
 from hf_ebm import EnergyModel
+from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.trainers import (
     EnergyTrainer,
     EnergyTrainingConfig,
@@ -106,6 +107,8 @@ def test_models_that_see_what_they_predict_are_refused(kind, tmp_path):
     for model in (bert, with_lora(bert, "query"), xlnet):
         with pytest.raises(ValueError, match=r"model must be causal; .* sees the tokens behind the one it predicts"):
             trainer_of(kind, tmp_path, model)
+        with pytest.raises(ValueError, match="model must be causal"):
+            ScorerCost(model, PAD)
 
 
 def test_what_is_asked_of_a_model_is_asked_under_an_adapter(tmp_path):
