@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence, Sized
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ from hf_ebm.publishing.remote_code import is_own, write_remote_code
 _STATED = (
     "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps",
     "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16",
+    "label_smoothing_factor",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -84,9 +86,11 @@ class PublishingTrainerMixin(_Trainer):
     def training_facts(self) -> Training:
         """What the card says of the run."""
         stock = {field.name: field.default for field in TrainingArguments.__dataclass_fields__.values()}
-        own = {name: getattr(self.args, name) for name in self.config_class.__dataclass_fields__ if name not in stock}
+        own = {one.name: getattr(self.args, one.name) for one in fields(self.config_class) if one.name not in stock}
         stated = {name: getattr(self.args, name) for name in _STATED}
         stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}
+        if not stated["label_smoothing_factor"]:  # which most trainers don't have
+            del stated["label_smoothing_factor"]
         del stated["num_train_epochs" if stated["max_steps"] > 0 else "max_steps"]  # the one overrides the other
         logs = self.state.log_history
         rows: object = self.train_dataset

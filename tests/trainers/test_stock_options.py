@@ -58,6 +58,15 @@ def test_smoothing_is_a_share_and_of_the_cross_entropy_alone(tmp_path):
             trainer_of_kind(kind, tmp_path, label_smoothing_factor=0.1)
 
 
+def test_cards_state_smoothing_where_there_is_any(tmp_path):
+    for smoothing in (0.0, 0.2):
+        stated = (
+            trainer_of("cross-entropy", tmp_path, label_smoothing_factor=smoothing).training_facts().hyperparameters
+        )
+        assert stated.get("label_smoothing_factor", 0.0) == smoothing
+        assert ("label_smoothing_factor" in stated) == bool(smoothing) and "smooths_labels" not in stated
+
+
 def trained(kind, tmp_path, **changes):
     """The update, and how often layers ran in training mode."""
     trainer = trainer_of_kind(kind, tmp_path, **changes)
