@@ -51,6 +51,16 @@ def _speech():
     return tf.SpeechEncoderDecoderModel(config=config)
 
 
+def _moonshine():
+    return tf.MoonshineForConditionalGeneration(
+        tf.MoonshineConfig(
+            vocab_size=V, hidden_size=16, intermediate_size=16, encoder_num_hidden_layers=1, max_position_embeddings=32,
+            decoder_num_hidden_layers=1, encoder_num_attention_heads=2, decoder_num_attention_heads=2,
+            encoder_num_key_value_heads=2, decoder_num_key_value_heads=2, **IDS,
+        )
+    )  # fmt: skip
+
+
 def _masked(name, *shape, padded=0):
     """One row of numbers, with a mask that leaves the last ones out."""
 
@@ -71,6 +81,7 @@ MAKERS = {
     "speech to text": (_speech_to_text, _masked("input_features", 16, 8, padded=4)),
     "images": (_images, _only("pixel_values", 3, 8, 8)),
     "speech": (_speech, _masked("input_values", 64, padded=24)),
+    "moonshine": (_moonshine, _only("input_values", 2000)),
     "embeddings, bart": (lambda: tiny_seq2seq("bart"), _masked("inputs_embeds", 6, 16, padded=2)),
     "embeddings, lstm": (lambda: tiny_seq2seq("lstm additive"), _masked("inputs_embeds", 6, 8, padded=2)),
 }

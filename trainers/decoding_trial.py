@@ -61,6 +61,9 @@ def decodes_as_scored(
     Args:
         by_length: as the attribute of `SequencePairs`.
         limit: the most tokens of a row.
+
+    Raises:
+        ValueError: for a model that can't be tried.
     """
     ids_apart = (id for id in range(num_outputs(model)) if id not in (pad_id, *end_ids))
     usable = list(islice(ids_apart, 5)) or [pad_id]
@@ -79,10 +82,15 @@ def decodes_as_scored(
         do_sample=True, top_k=0, max_new_tokens=steps, pad_token_id=pad_id, eos_token_id=list(end_ids), use_cache=True
     )
     given = _GivenTokens([pad_id, *end_ids])
-    with seeded(0, model.device), torch.no_grad(), evaluation_mode(model), state_kept(model):
-        samples = pairs.decode(model, config, 2, given)  # so that also rows of one length stand beside others
-        sequences = [ids for found in samples for ids in found]
-        scored = pairs.log_probs(model, [0, 0, 1, 1], sequences, given.of(samples))
+    try:
+        with seeded(0, model.device), torch.no_grad(), evaluation_mode(model), state_kept(model):
+            samples = pairs.decode(model, config, 2, given)  # so that also rows of one length stand beside others
+            sequences = [ids for found in samples for ids in found]
+            scored = pairs.log_probs(model, [0, 0, 1, 1], sequences, given.of(samples))
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # of the model's own code
+        raise ValueError(f"model: {type(model).__name__} can't be decoded and scored here: {error}") from error
     # A thousandth, as GPUs may compute float32 as TF32; families that differ were off by two thousandths and more.
     allowed = max(torch.finfo(model.dtype).eps ** 0.6, 1e-3) * float(scored.abs().max())
     return float((given.of_sequences(sequences) - scored.cpu()).abs().max()) <= allowed

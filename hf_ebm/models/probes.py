@@ -7,6 +7,7 @@ Where an encoder reads something else than token ids it is left out, and its dec
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,14 @@ def encodes_ids(model: PreTrainedModel) -> bool:
     return model.main_input_name == "input_ids"
 
 
-def made_up_states(model: PreTrainedModel, rows: int) -> BaseModelOutput:
+@dataclass
+class MadeUpStates(BaseModelOutput):
+    """States of an encoder, and the mask that some decoders (Moonshine's) look for there: none, without padding."""
+
+    attention_mask: Tensor | None = None
+
+
+def made_up_states(model: PreTrainedModel, rows: int) -> MadeUpStates:
     """What an encoder might give for sources of five positions: (rows, 5, d) normal numbers, the same each time.
 
     Raises:
@@ -127,7 +135,7 @@ def made_up_states(model: PreTrainedModel, rows: int) -> BaseModelOutput:
     if size is None:
         raise ValueError(f"model: the encoder of {type(model).__name__} must have a hidden_size in its configuration")
     states = torch.randn(rows, 5, size, generator=torch.Generator().manual_seed(0))
-    return BaseModelOutput(last_hidden_state=states.to(model.device, model.dtype))
+    return MadeUpStates(last_hidden_state=states.to(model.device, model.dtype))
 
 
 def five_tokens(model: PreTrainedModel) -> Tensor:
