@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_type
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, default_data_collator
 
 from hf_ebm import (
     ChainGenerationConfig,
@@ -64,9 +64,11 @@ def residual(model: ResidualEnergyModel) -> None:
 
 def training(model: EnergyModel, causal: PreTrainedModel) -> None:
     args = MGSConfig("out", num_candidates=4, alpha=1.0)
-    trainer = MGSTrainer(causal, args, cost="edit_distance")
+    trainer = MGSTrainer(causal, args, cost="edit_distance", train_dataset=[], data_collator=default_data_collator)
     assert_type(trainer.args.num_candidates, int)
     EnergyTrainer(model, EnergyTrainingConfig("exact", objective="mle"))
 
     MGSConfig("out", candidates=4)  # type: ignore[call-arg]
     EnergyTrainer(model, args)  # type: ignore[arg-type]
+    MGSTrainer(causal, args, cost=3)  # type: ignore[arg-type]
+    MGSTrainer(causal, args, data_collator="pad")  # type: ignore[arg-type]

@@ -93,8 +93,9 @@ class EnergyTrainer(RowLossMixin, Trainer):
     ranges over the tokens that may be proposed, and a row without it isn't counted. Losses are means over rows, in nats
     a sequence. Where all sequences of a row's length can be enumerated, likelihoods come from all contexts at once, and
     so do conditionals where that is less work; else the conditionals' V evaluations of each position are packed. Passes
-    that one token budget doesn't hold are run again on the way back, so memory stays that of one of them. Beside `loss`
-    it logs `log_partition` with `"mle"`.
+    that one token budget doesn't hold are run again on the way back, so memory stays that of one of them. `bf16` and
+    `fp16` are of these passes; what is made of them is in float32 or better, and a teacher's are as precise as its
+    weights. Beside `loss` it logs `log_partition` with `"mle"`.
 
     Args:
         teacher: a frozen masked language model as an `EnergyModel`, for `"kl"` and `"kl+pll"`.
