@@ -37,7 +37,13 @@ def is_causal(model: PreTrainedModel) -> bool:
 
 def check_causal(name: str, model: PreTrainedModel) -> None:
     """Raises `ValueError` for a model that sees the tokens it predicts: masked ones can be loaded as causal ones."""
-    if not is_causal(model):
+    try:
+        causal = is_causal(model)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # of the model's own code
+        raise ValueError(f"{name}: {type(model).__name__} doesn't run on a few tokens: {error}") from error
+    if not causal:
         raise ValueError(f"{name} must be causal; {type(model).__name__} sees the tokens behind the one it predicts")
 
 

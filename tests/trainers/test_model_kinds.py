@@ -111,6 +111,14 @@ def test_models_that_see_what_they_predict_are_refused(kind, tmp_path):
             ScorerCost(model, PAD)
 
 
+def test_models_that_do_not_run_are_refused_by_name(tmp_path):
+    """XLNet makes its causal mask for another number of axes."""
+    sizes = dict(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    xlnet = tf.XLNetLMHeadModel(tf.XLNetConfig(**sizes, **IDS, attn_type="uni"))
+    with pytest.raises(ValueError, match="model: XLNetLMHeadModel doesn't run on a few tokens: output with shape"):
+        trainer_of("mgs", tmp_path, xlnet)
+
+
 def test_what_is_asked_of_a_model_is_asked_under_an_adapter(tmp_path):
     rwkv = tf.RwkvForCausalLM(
         tf.RwkvConfig(vocab_size=V, hidden_size=16, num_hidden_layers=8, attention_hidden_size=16, **IDS)
