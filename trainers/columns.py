@@ -41,6 +41,13 @@ class ColumnsApart:
         return {name: value for name, value in values.items() if name in self.names}
 
 
+def column_names(data: Any) -> list[str]:
+    """Of a data set, where they can be known before it is read."""
+    if isinstance(data, list):
+        return list(data[0]) if data and isinstance(data[0], Mapping) else []
+    return list(getattr(data, "column_names", None) or [])
+
+
 def without_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What the model is given of a batch."""
     return {name: value for name, value in inputs.items() if name != COLUMNS}

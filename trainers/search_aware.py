@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,9 +18,10 @@ from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import state_kept
 from hf_ebm.models.position_limits import target_length
 from hf_ebm.objectives.completions import ends_at
+from hf_ebm.objectives.cost_columns import NamedParameters
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.plain_values import as_number
-from hf_ebm.trainers.columns import ColumnsApart, without_columns
+from hf_ebm.trainers.columns import ColumnsApart, column_names, without_columns
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import DEFAULT_LENGTH, encoder_inputs, length_terms, new_token_limit
 from hf_ebm.vocabulary import num_outputs
@@ -82,11 +83,14 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
             )
 
-    def check_columns(self, cost: str, needed: list[str]) -> None:
-        """Raises `ValueError` if a cost needs columns of the data set that would be removed."""
-        if needed and self.args.remove_unused_columns:
+    def check_columns(self, cost: str, parameters: NamedParameters, given: Collection[str] = ()) -> None:
+        """Raises `ValueError` if a cost reads columns of the data set that would be removed."""
+        there = column_names(self.train_dataset)
+        named = {name: needed for name, needed in parameters.others.items() if name not in given}
+        read = [name for name, needed in named.items() if needed or name in there]
+        if read and self.args.remove_unused_columns:
             raise ValueError(
-                f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(needed)} of the data"
+                f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(read)} of the data"
             )
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:

@@ -118,7 +118,7 @@ class SoftBeamTrainer(StepwiseTrainer):
         super().set_up()
         if self.args.max_search_steps is not None:
             self.evaluated_terms = ("searched_share",)
-        self.check_columns(name_of(self.cost), NamedParameters.of(self.cost).needed())
+        self.check_columns(name_of(self.cost), NamedParameters.of(self.cost))
         vocab_size = len(self.decoder.embedding_weight)
         beams = self.args.beam_size
         if beams > vocab_size:

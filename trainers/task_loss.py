@@ -149,7 +149,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         if self._own_use_cache is not None:  # whether to cache is said in every call here
             self.model.config.use_cache = self._own_use_cache
         self.cost = as_cost(self.args.cost if self._given_cost is None else self._given_cost)
-        self.check_columns(self.cost.name, self.cost.needed_columns)
+        self.check_columns(self.cost.name, self.cost.parameters, ("prompts",))
         if self.cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {self.cost.name!r} reads texts")
         self.end_ids, self.pad_id = self._special_ids()

@@ -167,11 +167,6 @@ class SequenceCost:
         """What the function takes by name."""
         return NamedParameters.of(self.function)
 
-    @property
-    def needed_columns(self) -> list[str]:
-        """The columns of the data set that it can't do without."""
-        return self.parameters.needed(("prompts",))
-
     @torch.no_grad()
     def __call__(
         self,

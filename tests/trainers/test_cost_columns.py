@@ -154,6 +154,14 @@ def test_columns_that_a_cost_lacks_are_named(kind, which, tmp_path):
     cost.reads = "ids"
     with pytest.raises(ValueError, match="remove_unused_columns must be False, got True: the cost cost reads topic"):
         trainer_of(kind, which, tmp_path, cost, data_of(which), collator)
+
+    def with_a_default(first, second, prompts=None, scale=2.0, weight=None):
+        raise AssertionError("never called")
+
+    with_a_default.reads = "ids"
+    for data in (data_of(which), Dataset.from_list(data_of(which))):
+        with pytest.raises(ValueError, match="got True: the cost with_a_default reads weight of the data"):
+            trainer_of(kind, which, tmp_path, with_a_default, data, collator)
     data = [{name: value for name, value in row.items() if name != "topic"} for row in data_of(which)]
     trainer = trainer_of(kind, which, tmp_path, cost, data, collator, remove_unused_columns=False)
     with pytest.raises(ValueError, match=r"the cost cost reads the column 'topic' of the data set, .* model's weight"):
