@@ -9,48 +9,26 @@
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
 """
 
-from hf_ebm.exact import ExactDistribution, enumerate_distribution
-from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
-from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
-from hf_ebm.models.lstm import (
-    BiLSTMForMaskedLM,
-    BiLSTMMaskedLMConfig,
-    LSTMCache,
-    LSTMSeq2SeqConfig,
-    LSTMSeq2SeqForConditionalGeneration,
-)
-from hf_ebm.models.residual import (
-    JointGenerationConfig,
-    JointGenerationOutput,
-    ResidualEnergyConfig,
-    ResidualEnergyModel,
-)
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.sampling.target import TextEnergy
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BiLSTMForMaskedLM",
-    "BiLSTMMaskedLMConfig",
-    "ChainGenerationConfig",
-    "ChainGenerationOutput",
-    "EnergyConfig",
-    "EnergyModel",
-    "EnergyOutput",
-    "ExactDistribution",
-    "JointGenerationConfig",
-    "JointGenerationOutput",
-    "LSTMCache",
-    "LSTMSeq2SeqConfig",
-    "LSTMSeq2SeqForConditionalGeneration",
-    "ProductLM",
-    "ProductLMConfig",
-    "ResidualEnergyConfig",
-    "ResidualEnergyModel",
-    "TextEnergy",
-    "enumerate_distribution",
-    "soft_beam_search",
-]
+
+def _is_command() -> bool:
+    """Whether this process is the command, as a script or by -m: it imports what it needs after it has begun."""
+    modules = [module for flag, module in pairwise(sys.orig_argv) if flag == "-m"]
+    return modules[:1] == ["hf_ebm"] or Path(sys.argv[0]).stem == "hf-ebm"
+
+
+if TYPE_CHECKING or not _is_command():
+    from hf_ebm.public import *  # noqa: F403
+    from hf_ebm.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        from hf_ebm import public
+
+        return getattr(public, name)

@@ -74,5 +74,5 @@ def check_launch(command: str, divided: tuple[str, ...]) -> None:
         )
     if started() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or Transformers' arguments take each for the only one
-    if command != "train":
+    if command in divided and command != "train":
         warn_of_fewer()

@@ -28,7 +28,6 @@ class ChainRecords(RunRecords):
     def __init__(self, output: Output, config: ResolvedChainConfig):
         super().__init__(output, ("prompt", "chain", "epoch"))
         self.config = config
-        self.states = self.path.with_name(self.path.name + ".state")
 
     def missing(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The chains of `keys` that don't have all their records yet."""

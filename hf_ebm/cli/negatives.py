@@ -29,14 +29,14 @@ from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.candidates import Proposal, check_continuations_fit, sample_continuations
+from hf_ebm.models.residual.candidates import Proposal, check_batch_fits, check_continuations_fit, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.processes import joined
 
 _ADDED = {
     "row": pyarrow.int64(), **CONTINUATION_FIELDS, "negatives": pyarrow.list_(pyarrow.list_(pyarrow.int64())),
 }  # fmt: skip
-_CHANGE_NOTHING = ("output", "device", "max_rows", "unknown_tokens", "input")
+_CHANGE_NOTHING = ("output", "device", "unknown_tokens", "input")
 
 
 @dataclass
@@ -73,6 +73,7 @@ def run(argv: list[str]) -> None:
     rows, numbers = continuations(data, texts, tokenizer, lm)
     together = min(arguments.texts_at_once, len(rows)) * arguments.num_negatives
     check_continuations_fit("num_negatives, texts_at_once", together, data.max_new_tokens)
+    check_batch_fits("num_negatives, texts_at_once", together, lm)
     records = RunRecords(output, ("row",), numbers)
     if state.is_main_process:
         settings = {**asdict(arguments), **asdict(data), **asdict(which)}

@@ -37,6 +37,8 @@ class _Parser(HfArgumentParser):
             "allow_abbrev": False,
         }
         super().__init__(dataclasses, prog=prog, **shown)
+        # Before Python 3.14 it takes -1e-3 for an option.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)

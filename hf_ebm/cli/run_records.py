@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow.parquet
 
@@ -44,9 +44,10 @@ class RunRecords:
         self.printed: list[dict] | None = [] if output.path == "-" else None
         self.path = Path(output.path)
         self.lines = self._beside(".partial.jsonl") if output.is_parquet else self.path
-        self.recipe_file = self._beside(".run.json")
+        self.recipe_file, self.states = self._beside(".run.json"), self._beside(".state")
         self._known: set[tuple[int, ...]] = set()
         self._known_up_to = 0
+        self._held: TextIO | None = None
 
     def open(self, recipe: dict[str, Any]) -> None:
         """Starts the output, or checks that it is this run's and cuts off a record that a kill left half-written.
@@ -56,19 +57,23 @@ class RunRecords:
                 `checksums`.
 
         Raises:
-            ValueError: if the output exists and is not of this run; it says what differs.
+            ValueError: if the output exists and is not of this run; it says what differs. A run that ended before it
+                had anything to keep is forgotten.
         """
         if self.printed is not None:
             return
         recipe = json.loads(to_json(recipe))
-        if self.recipe_file.exists():
+        there = self.recipe_file.exists()
+        if there and not self._kept_nothing():
             self._check_recipe(recipe)
-        elif self.path.exists() or self.lines.exists():
+        elif not there and (self.path.exists() or self.lines.exists()):
             raise ValueError(f"output: {self.path} exists and is not a run of this command; nothing is overwritten")
         else:
             temporary = self._beside(".run.json.tmp")
             temporary.write_text(json.dumps(recipe, indent=2, ensure_ascii=False), encoding="utf-8")
             os.replace(temporary, self.recipe_file)
+        self._held = open(self.recipe_file, encoding="utf-8")  # noqa: SIM115  as long as this run goes on
+        fcntl.flock(self._held, fcntl.LOCK_SH)
         if not self._is_converted():
             with open(self.lines, "a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -81,6 +86,17 @@ class RunRecords:
 
     def _is_converted(self) -> bool:
         return self.output.is_parquet and self.path.exists()
+
+    def _kept_nothing(self) -> bool:
+        """Whether the run that began this output has ended before it had anything to keep."""
+        if self._is_converted() or (self.lines.exists() and self.lines.stat().st_size) or self.states.exists():
+            return False
+        with open(self.recipe_file, encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # it goes on
+                return False
+        return True
 
     def _check_recipe(self, recipe: dict) -> None:
         mine = [self._beside(ending) for ending in ("", ".run.json", ".partial.jsonl", ".state")]
@@ -160,6 +176,9 @@ class RunRecords:
         except KeyboardInterrupt as interrupt:
             how = "repeat the command to continue" if self.printed is None else "with a file as --output it could go on"
             raise KeyboardInterrupt(how) from interrupt
+        finally:
+            if self._held is not None:
+                self._held.close()
 
     def finish(self) -> None:
         """Makes the Parquet file of a run that has all its records."""

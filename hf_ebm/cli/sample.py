@@ -46,7 +46,7 @@ _ADDED = {
 logger = logging.get_logger(__name__)
 
 # Masks of other models, and blanks.
-_MASKS = re.compile(r"<mask>|\[MASK\]|<MASK>|<extra_id_\d+>|<\|mask\|>|_{3,}")
+_MASKS = re.compile(r"<mask>|\[mask\]|\{mask\}|<extra_id_\d+>|<\|mask\|>|_{3,}", re.IGNORECASE)
 
 _TYPES = {
     "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,

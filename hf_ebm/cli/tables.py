@@ -163,11 +163,14 @@ class Output:
         is_parquet: whether it is a Parquet file.
 
     Raises:
-        ValueError: for a field that the format cannot hold, and an added field whose name and other name are taken.
+        ValueError: for the input's own path, a field that the format cannot hold, and an added field whose name and
+            other name are taken.
     """
 
     def __init__(self, path: str, carried: Records | None, added: dict[str, pyarrow.DataType]):
         self.path, self._types = path, added
+        if carried is not None and path != "-" and _same_file(path, carried.path):
+            raise ValueError(f"output: {path} is the input itself; choose another file")
         self.is_parquet = path != "-" and Path(path).suffix.lower() == ".parquet"
         taken = [] if carried is None else carried.fields
         self.names = {name: f"hf_ebm_{name}" if name in taken else name for name in added}
@@ -289,6 +292,10 @@ def check_writable(path: str) -> None:
         raise ValueError(f"output: {path} must end in {', '.join(LINES)} or .parquet, or be '-'")
     if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
         raise ValueError(f"output: {path} cannot be written; its folder does not exist or is not writable")
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.exists(one) and os.path.exists(other) and not is_stream(one) and os.path.samefile(one, other)
 
 
 def is_stream(path: str) -> bool:

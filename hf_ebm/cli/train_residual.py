@@ -76,6 +76,9 @@ def _rows(path: str, config: ResidualNCEConfig) -> list[dict]:
     columns = ["prefix_ids", "continuation_ids", *([] if config.online else ["negatives"])]
     rows = []
     records = read_records(path, columns[0])
+    lacking = [column for column in columns if column not in records.fields]
+    if lacking or path.endswith(".txt"):
+        raise ValueError(f"{path}: records must have {', '.join(columns)}, as hf-ebm negatives writes them")
     for number, values in enumerate(zip(*map(records.column, columns), strict=True)):
         for column, value in zip(columns, values, strict=True):
             if not value:

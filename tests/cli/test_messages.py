@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -154,3 +156,30 @@ def test_an_interrupted_training_names_its_checkpoint(model_folder, tmp_path, mo
     told = interrupted(monkeypatch, capsys, EnergyTrainer, "loss_terms", 2, *common, tmp_path / "two")
     assert told == "hf-ebm: interrupted; to continue, repeat the command with --resume_from_checkpoint last"
     run(*common, tmp_path / "two", "--resume_from_checkpoint", "last")
+
+
+def test_an_interruption_while_the_command_starts_is_told_in_a_line(tmp_path):
+    """Before any command has begun; what it imports takes seconds."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise AssertionError\n")
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'hf-ebm'; "
+    start += "from hf_ebm.cli.main import main; main()"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    found = subprocess.run(
+        [sys.executable, "-c", start, "score"], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (found.returncode, found.stderr, found.stdout) == (130, "hf-ebm: interrupted\n", "")
+
+
+def test_help_and_version_need_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise AssertionError\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    for option in ("--help", "--version", "nothing"):
+        found = subprocess.run(
+            [sys.executable, "-m", "hf_ebm", option], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert "AssertionError" not in found.stderr and found.returncode == (2 if option == "nothing" else 0)
+
+
+def test_numbers_with_exponents_are_values(capsys):
+    assert refused(capsys, "rerank", "--weight", "-1e-3", "--length_normalization", "-.5E+2", "--input", "none.jsonl")

@@ -88,6 +88,7 @@ def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, 
     assert caplog.text.count(MESSAGE) == 1
     EnergyTrainer(tiny_energy_model(), args)  # whose command leaves it to the trainer
     processes.check_launch("train", ("train",))
+    processes.check_launch("score", ("train",))  # which several processes don't divide
     assert caplog.text.count(MESSAGE) == 2
 
 

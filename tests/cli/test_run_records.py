@@ -1,5 +1,6 @@
 """Long runs go on with what they were started with alone; an error says what differs, and a finished run that it is."""
 
+import fcntl
 import json
 import shutil
 
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_ebm.cli.chain_records import ChainRecords
 from hf_ebm.models.energy import generation_energy
-from tests.cli.conftest import killed, run
+from tests.cli.conftest import killed, read, run
 from tests.cli.test_negatives_and_perplexity import language_model as small_lm
 from tests.models.residual_models import toy_encoder
 from tests.models.tokenizers_for_tests import small_tokenizer
@@ -158,3 +159,27 @@ def test_negatives_of_another_language_model_are_told_from_those_of_lm(tmp_path,
     other_weights(language_model)
     run("train", "residual-nce", *arguments, "--lm", language_model, "--output_dir", tmp_path / "b")
     assert warning in caplog.text
+
+
+def test_a_run_that_kept_nothing_does_not_stand_in_the_way(tmp_path, model, language_model, capsys):
+    """What was refused after the output was begun; a run that goes on is another thing."""
+    output = tmp_path / "out.jsonl"
+    arguments = ["sample", "--model", model, "--num_chains", "2", "--num_epochs", "2", "--output", output]
+    assert "positions" in refused(capsys, *arguments, "--lengths", "1000")
+    with open(tmp_path / "out.jsonl.run.json", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        assert "other lengths" in refused(capsys, *arguments, "--lengths", "3")
+    run(*arguments, "--lengths", "3")
+    assert len(read(output)) == 4
+    assert "other lengths (3 there, 4 here)" in refused(capsys, *arguments, "--lengths", "4")
+
+
+@pytest.mark.parametrize("command", ["score", "rerank", "sample", "negatives", "perplexity"])
+def test_the_input_is_not_written_over(command, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "the cat", "candidates": ["a"]}\n')
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output in (source, tmp_path / "link.jsonl"):
+        error = refused(capsys, command, "--model", "no/such-model", "--input", source, "--output", output)
+        assert f"output: {output} is the input itself" in error
+    assert source.read_text() == '{"text": "the cat", "candidates": ["a"]}\n'

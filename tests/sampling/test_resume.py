@@ -59,7 +59,7 @@ def test_a_state_within_an_epoch_is_of_its_target_and_its_epochs(tmp_path, monke
 
     monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed)
     with pytest.raises(KeyboardInterrupt):
-        tiny_energy_model().generate(**BASE, save_state_to=tmp_path)
+        tiny_energy_model().generate(**BASE, save_state_to=tmp_path, extra_energies=lambda ids: ids[:, 2].double())
     with pytest.raises(ValueError, match="extra energies of the saved chains are not"):
         tiny_energy_model().generate(resume_from=tmp_path, extra_energies=lambda ids: ids[:, 1].double())
     with pytest.raises(ValueError, match="1 epochs are done, num_epochs=1 is less"):
@@ -90,6 +90,17 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
     monkeypatch.setattr(generation_energy, "time", types.SimpleNamespace(monotonic=lambda: now))
     tiny_energy_model().generate(lengths=4, num_chains=2, num_epochs=3, seed=0, save_state_to=tmp_path)
     assert saved == [0, *range(expected, 13, expected), 12]  # at the start, as it goes, at the end
+
+
+def test_constraints_are_to_be_given_again(tmp_path):
+    """Where they are met their energy is 0, and what the saved energies say is the same without them."""
+    model, never = tiny_energy_model(), lambda ids: torch.where((ids == 5).any(1), torch.inf, 0.0)
+    settings = {**BASE, "num_epochs": 20, "extra_energies": [(2.0, never), (0.0, len)]}
+    assert bool(model.generate(**settings, save_state_to=tmp_path).satisfied[:, -1].all())
+    for given in (None, never, [(3.0, never)], [(2.0, never), (1.0, never)]):
+        with pytest.raises(ValueError, match=r"extra_energies of the weights \[2.0\], got \["):
+            model.generate(resume_from=tmp_path, num_epochs=21, extra_energies=given)
+    assert model.generate(resume_from=tmp_path, num_epochs=21, extra_energies=[(2.0, never)]).run.epoch == 21
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path):
@@ -133,7 +144,8 @@ def test_unwritable_state_folder_costs_no_work(tmp_path):
 
 def test_resuming_checks_every_chains_extra_energy(tmp_path):
     model = tiny_energy_model()
-    out = model.generate(**BASE | {"num_chains": 6}, save_state_to=tmp_path)
+    nothing = lambda ids: torch.zeros(len(ids))  # noqa: E731
+    out = model.generate(**BASE | {"num_chains": 6}, save_state_to=tmp_path, extra_energies=nothing)
     token = int(out.sequences[0, 3])
 
     def as_the_first_chain(ids):

@@ -161,7 +161,9 @@ def _encode(
     offsets = _with_trimmed_spaces(batch["offset_mapping"]) if fast else [(0, 0)] * len(ids)
     inside = [not context or max(start, first) < min(end, last) for start, end in offsets]
     if any(within and i == tokenizer.mask_token_id for within, i in zip(inside, ids, strict=True)):
-        raise ValueError(f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; fill it with generate()")
+        raise ValueError(
+            f"texts: row {row} holds the mask token {tokenizer.mask_token!r}; generate() and hf-ebm sample fill it"
+        )
     scored = [within and i not in special for within, i in zip(inside, ids, strict=True)]
     if not fast:
         return EncodedText(ids, scored, list(range(len(ids))), None, text)

@@ -213,7 +213,10 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         chains = build_chains(self, config, chain_keys, inputs, chain_rows, further_inputs)
         target = self._target(chains, config, support, extra, token_budget)
         keys = [list(key) for key in chains.keys]
-        recipe = {"settings": config.settings(), "keys": keys, "energy": self.config.energy}
+        recipe = {
+            "settings": config.settings(), "keys": keys, "energy": self.config.energy,
+            "extra_energies": _weights(extra),
+        }  # fmt: skip
         return _Job(ChainRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
     def _resume(
@@ -240,6 +243,12 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         if run.recipe["energy"] != self.config.energy:
             raise ValueError(
                 f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"
+            )
+        weights = run.recipe.get("extra_energies")  # earlier versions noted none
+        if weights not in (None, _weights(extra)):
+            raise ValueError(
+                f"resume_from: the saved run has extra_energies of the weights {weights}, got {_weights(extra)}; give "
+                "the same again"
             )
         noted = run.recipe.get("model", {})
         others = [name for name, found in (model_fingerprints(self) if noted else {}).items() if found != noted[name]]
@@ -272,6 +281,11 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
         return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
+
+
+def _weights(extra: tuple[ExtraEnergy, ...]) -> list[float]:
+    """Weights of the extra energies that count, in order: what a saved run knows of them."""
+    return [weight for weight, _ in extra if weight]
 
 
 def _masks_single_sites(config: ResolvedChainConfig) -> bool:

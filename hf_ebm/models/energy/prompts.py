@@ -155,9 +155,9 @@ def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | N
         else:
             keys.append(ChainKey(*numbers))
     if wrong or not keys or len(set(keys)) != len(keys):
-        allowed = "from 0 up" if prompts is None else f"below {prompts}"
+        allowed = "below 2**63" if prompts is None else f"below {prompts}"
         raise ValueError(
-            f"chain_keys must be different pairs (prompt {allowed}, chain from 0 up), at least one; "
+            f"chain_keys must be different pairs (prompt {allowed}, chain below 2**63), at least one; "
             f"got {shown(wrong[:3] or given[:3] or chain_keys)}"
         )
     return keys

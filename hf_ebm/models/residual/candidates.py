@@ -10,12 +10,13 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
-from hf_ebm.memory import check_fits
+from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded
+from hf_ebm.vocabulary import num_outputs
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.residual_base import ResidualBase
@@ -57,6 +58,12 @@ def check_continuations_fit(names: str, count: int, max_new_tokens: int) -> None
     check_fits(8 * count * max_new_tokens, told)
 
 
+def check_batch_fits(names: str, rows: int, lm: PreTrainedModel) -> None:
+    """Raises `ValueError` for more rows that run together than there is memory for the logits of one token of each."""
+    told = f"{names}: {shown(rows)} continuations are sampled together, with logits for {num_outputs(lm)} tokens"
+    check_fits(logit_bytes(rows, 1, num_outputs(lm)), told, lm.device)
+
+
 @torch.no_grad()
 def sample_continuations(
     lm: PreTrainedModel, prefixes: Sequence[Tensor], count: int, proposal: Proposal, seed: int, rows_at_once: int
@@ -73,6 +80,7 @@ def sample_continuations(
     Returns:
         For each prefix, `count` tensors of ids.
     """
+    check_batch_fits("rows_at_once", min(rows_at_once, count * len(prefixes)), lm)
     found: list[list[Tensor]] = [[] for _ in prefixes]
     by_length: dict[int, list[int]] = {}
     for row, prefix in enumerate(prefixes):
