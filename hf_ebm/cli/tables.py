@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -261,18 +261,20 @@ def read_records(path: str, column: str) -> Records:
     elif path == "-":
         records = LineRecords(path, from_lines(path, sys.stdin))
     else:
-        with open(path, encoding="utf-8-sig", newline="\n") as file:
-            content = _texts(path, file, column) if ending == ".txt" else from_lines(path, file)
+        lines = _lines(path)
+        content = [{column: line.rstrip("\r\n")} for line in lines] if ending == ".txt" else from_lines(path, lines)
         records = LineRecords(path, content)
     records.column(column)
     return records
 
 
-def _texts(path: str, lines: Iterable[str], column: str) -> list[dict]:
-    try:
-        return [{column: line.rstrip("\r\n")} for line in lines]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8: {error}") from error
+def _lines(path: str) -> Iterator[str]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}: line {number} is not UTF-8: {error}") from error
 
 
 def check_readable(path: str) -> None:

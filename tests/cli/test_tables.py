@@ -318,8 +318,8 @@ def test_no_records_are_no_records(command, model_folder, tmp_path):
             '{"text": "half: \\ud83d"}\n',
             "'text' of record 0 holds half of a surrogate pair, U+D83D, at character 6",
         ),
-        ("in.jsonl", '{"text": "a"}\n"\udcff"\n', "not UTF-8"),
-        ("in.txt", "a\n\udcff\n", "not UTF-8"),
+        ("in.jsonl", '{"text": "a"}\n"\udcff"\n', "line 2 is not UTF-8"),
+        ("in.txt", "a\n\udcff\n", "line 2 is not UTF-8"),
         ("in.parquet", "text\n", "in.parquet: not Parquet"),
     ],
 )
