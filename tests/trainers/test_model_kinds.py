@@ -112,10 +112,17 @@ def test_models_that_see_what_they_predict_are_refused(kind, tmp_path):
 
 
 def test_models_that_do_not_run_are_refused_by_name(tmp_path):
-    """XLNet makes its causal mask for another number of axes."""
+    """XLNet makes its causal mask for one row alone."""
+
+    class Broken(tf.GPT2LMHeadModel):
+        def forward(self, input_ids=None, **kwargs):
+            raise RuntimeError("no kernel")
+
+    with pytest.raises(ValueError, match="model: Broken doesn't run on a few tokens: no kernel"):
+        trainer_of("mgs", tmp_path, Broken(tiny_causal().config))
     sizes = dict(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=16)
     xlnet = tf.XLNetLMHeadModel(tf.XLNetConfig(**sizes, **IDS, attn_type="uni"))
-    with pytest.raises(ValueError, match="model: XLNetLMHeadModel doesn't run on a few tokens: output with shape"):
+    with pytest.raises(ValueError, match="model: XLNetLMHeadModel can't be decoded and scored here: output with shape"):
         trainer_of("mgs", tmp_path, xlnet)
 
 
