@@ -29,8 +29,9 @@ class MinimumRiskConfig(SampledRiskConfig):
     Args:
         sharpness: α, the power to which probabilities are raised before they are renormalized over the candidates. The
             default is that of Shen et al. 2016. Log probabilities of sequences differ by tens of nats, so that at 1 one
-            candidate has all the weight and the others no gradient; shorter sequences bear a larger α. The gradient of
-            the risk is proportional to α: weigh `cross_entropy_weight` against it.
+            candidate has all the weight and the others no gradient; sequences of a few tokens need a larger α, by the
+            logged `effective_candidates`. The gradient of the risk is proportional to α: weigh `cross_entropy_weight`
+            against it.
         sampling_temperature: of the candidates.
         include_target: put the target among the candidates.
 
