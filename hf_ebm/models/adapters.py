@@ -122,7 +122,7 @@ def check_in_layers(name: str, model: object) -> None:
             reason = "puts prompts in front of the model's inputs"
         elif getattr(settings, "alora_invocation_tokens", None):
             reason = "with invocation tokens acts from where they stand, which PeftModel alone looks for"
-        elif not has_adapters(base) or not _is_all_in_the_layers(model, base):
+        elif not has_adapters(base) or not _is_all_in_the_layers(name, model, base):
             reason = "works in PeftModel's own forward"
         else:
             continue
@@ -135,15 +135,20 @@ def _is_peft(model: object) -> TypeGuard[Any]:
 
 
 @torch.no_grad()
-def _is_all_in_the_layers(model: Any, base: PreTrainedModel) -> bool:
+def _is_all_in_the_layers(name: str, model: Any, base: PreTrainedModel) -> bool:
     ids = five_tokens(base)
     source = {"input_ids": ids} if encodes_ids(base) else {"encoder_outputs": made_up_states(base, 1)}
     inputs = source | ({"decoder_input_ids": ids} if base.config.is_encoder_decoder else {})
     with evaluation_mode(model), state_kept(model):
         try:
             return close(base(**inputs)[0], model(**inputs)[0])
-        except Exception:  # an input that only this kind of adapter takes is missing
-            return False
+        except Exception as error:
+            if encodes_ids(base):  # an input that only this kind of adapter takes is missing
+                return False
+            raise ValueError(
+                f"{name}: a {type(model).__name__} doesn't run {type(base).__name__}, which takes "
+                f"{base.main_input_name}; leave task_type out of the adapter's configuration"
+            ) from error
 
 
 def refuse_adapters(name: str, model: nn.Module) -> None:
