@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 
 class TensorCache(Protocol):
@@ -105,7 +105,15 @@ def cache_from_state(state: DecoderState) -> EncoderDecoderCache | TensorCache:
         return state.cache_class.from_tensors(state.own, kept, state.length)
     cache, cross = empty_cache(), tuple(tensor for tensor in kept if tensor is not None)
     for part, tensors in ((cache.self_attention_cache, state.own), (cache.cross_attention_cache, cross)):
-        for layer in range(len(tensors) // 2):
-            part.update(tensors[2 * layer], tensors[2 * layer + 1], layer)
-            cache.is_updated[layer] = True
+        for keys, values in zip(tensors[::2], tensors[1::2], strict=True):
+            cache.is_updated[len(part.layers)] = True
+            part.layers.append(_layer_of(keys, values))
     return cache
+
+
+def _layer_of(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+    """A layer that holds these very tensors; `update` would copy them, which takes longer than a step on few rows."""
+    layer = DynamicLayer()
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    return layer

@@ -57,7 +57,7 @@ def soft_top_k(scores: torch.Tensor, num_beams: int, alpha: float) -> SoftSelect
 def _weights(flat: torch.Tensor, best: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
     """p_i and the distances to m_i, both (B, k_old * V); `best` is (B,)."""
     distance = flat - best[:, None]
-    return (-alpha * distance.square()).softmax(-1), distance
+    return (distance * distance).mul_(-alpha).softmax(-1), distance
 
 
 class _SoftTopK(torch.autograd.Function):
@@ -67,30 +67,33 @@ class _SoftTopK(torch.autograd.Function):
     def forward(
         ctx: Any, flat: torch.Tensor, best: torch.Tensor, alpha: float, vocab_size: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(flat, best)
-        ctx.alpha, ctx.vocab_size = alpha, vocab_size
         scores, beams, tokens = [], [], []
         for i in range(best.shape[1]):
             p = _weights(flat, best[:, i], alpha)[0]
-            scores.append((p * flat).sum(-1))
-            p = p.view(len(p), -1, vocab_size)
-            beams.append(p.sum(2))
-            tokens.append(p.sum(1))
-        return torch.stack(scores, 1), torch.stack(beams, 1), torch.stack(tokens, 1)
+            by_beam = p.view(len(p), -1, vocab_size)
+            beams.append(by_beam.sum(2))
+            tokens.append(by_beam.sum(1))
+            scores.append(p.mul_(flat).sum(-1))
+        found = torch.stack(scores, 1), torch.stack(beams, 1), torch.stack(tokens, 1)
+        ctx.save_for_backward(flat, best, *found)
+        ctx.alpha = alpha
+        return found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, scores_grad: torch.Tensor, beams_grad: torch.Tensor, tokens_grad: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        flat, best = ctx.saved_tensors
-        flat_grad, best_grad = torch.zeros_like(flat), torch.zeros_like(best)
+        flat, best, scores, beams, tokens = ctx.saved_tensors
+        # Of the gradient of p_i its mean under p_i, which what was found gives without another pass over successors.
+        mean = scores_grad * scores + (beams_grad * beams).sum(-1) + (tokens_grad * tokens).sum(-1)
+        centred = beams_grad - mean[..., None]
+        flat_grad, best_grad = torch.zeros_like(flat), torch.empty_like(best)
         for i in range(best.shape[1]):
             p, distance = _weights(flat, best[:, i], ctx.alpha)
-            p_grad = (beams_grad[:, i, :, None] + tokens_grad[:, i, None, :]).reshape_as(p)
-            p_grad = p_grad + scores_grad[:, i, None] * flat
+            grad = (centred[:, i, :, None] + tokens_grad[:, i, None, :]).view_as(p)
             # Through the softmax, then through -alpha * distance^2, to the scores and to m_i.
-            distance_grad = p * (p_grad - (p * p_grad).sum(-1, keepdim=True)) * distance * (-2 * ctx.alpha)
-            flat_grad += distance_grad + scores_grad[:, i, None] * p
-            best_grad[:, i] = -distance_grad.sum(-1)
+            grad.addcmul_(flat, scores_grad[:, i, None]).mul_(p).mul_(distance)
+            best_grad[:, i] = 2 * ctx.alpha * grad.sum(-1)
+            flat_grad.add_(grad, alpha=-2 * ctx.alpha).addcmul_(p, scores_grad[:, i, None])
         return flat_grad, best_grad, None, None

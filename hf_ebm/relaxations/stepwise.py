@@ -131,7 +131,7 @@ class StepwiseDecoder:
     ) -> tuple[torch.Tensor, DecoderState]:
         if outputs.cache is None or outputs.cache.get_seq_length() != length:
             raise ValueError(f"{type(self.model).__name__} did not keep its cache; it cannot be decoded step by step")
-        return at_least_float32(outputs.logits[:, -1]), state_from_cache(outputs.cache, hidden, attention_mask)
+        return at_least_float32(outputs.logits.squeeze(1)), state_from_cache(outputs.cache, hidden, attention_mask)
 
     def _check_mode(self) -> None:
         if not self.model.training:
