@@ -68,8 +68,9 @@ class StepwiseDecoder:
 
     def expected_embedding(self, token_weights: torch.Tensor) -> torch.Tensor:
         """Mixtures of input embeddings: weights (..., V) -> (..., d)."""
-        weight = self.embedding_weight
-        return token_weights.to(weight.dtype) @ weight[: token_weights.shape[-1]] * self.scale
+        weight, size = self.embedding_weight, token_weights.shape[-1]
+        used = weight if len(weight) == size else weight[:size]  # whose gradient is another table of zeros
+        return token_weights.to(weight.dtype) @ used * self.scale
 
     def gold_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's inputs under teacher forcing, (B, T): labels shifted right as the model itself does it."""
