@@ -18,10 +18,10 @@ from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.common import begin_timing, medians, print_table
-from benchmarks.search_training import bart, batch_of, lstm
+from benchmarks.search_training import ENCODERS, bart, batch_of, lstm
 from hf_ebm.trainers import (
     MGSConfig,
     MGSTrainer,
@@ -42,15 +42,6 @@ def gpt2(vocab_size: int) -> torch.nn.Module:
         pad_token_id=0, bos_token_id=2,
     )  # fmt: skip
     return GPT2LMHeadModel(config).train()
-
-
-def t5(vocab_size: int) -> torch.nn.Module:
-    """Three layers of width 256, no dropout."""
-    config = T5Config(
-        vocab_size=vocab_size, d_model=256, d_kv=64, d_ff=1024, num_layers=3, num_heads=4, dropout_rate=0.0,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config).train()
 
 
 # name: (model, vocabulary, rows, target tokens of each): 1,024 tokens a batch, as in the paper (appendix A.4)
@@ -108,12 +99,6 @@ def time_rows(repeats: int):
         yield [name, *(1e3 * found[key] for key in ("likelihood", "decoding", "search")), found["search"] / bound]
 
 
-# name: (model, vocabulary)
-ENCODERS = {
-    "LSTM 256, V = 8,000": (lstm, 8_000),
-    "T5 3 x 256, V = 8,000": (t5, 8_000),
-    "BART 3 x 256, V = 8,000": (bart, 8_000),
-}
 SAMPLED = {
     "minimum risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),
     "policy gradient, self-critical": (PolicyGradientTrainer, PolicyGradientConfig, {}),
@@ -125,8 +110,7 @@ def sampled_steps(make: Callable, vocab_size: int, kind: str) -> dict[str, Calla
     """A step of a trainer on samples with the encoder run for each candidate, and once for those of a source."""
     torch.manual_seed(0)
     model = make(vocab_size)
-    batch = batch_of(vocab_size, 8, 256)
-    batch["labels"] = batch["labels"][:, :32].contiguous()
+    batch = batch_of(vocab_size, 8, 256, 32)
     trainer_class, config_class, own = SAMPLED[kind]
     args = config_class(
         tempfile.mkdtemp(), num_candidates=CANDIDATES, report_to=[], use_cpu=True, max_steps=1000, save_strategy="no",

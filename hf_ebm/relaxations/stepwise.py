@@ -21,6 +21,7 @@ from hf_ebm.models.probes import encodes_ids, made_up_states
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.soft_argmax import at_least_float32
+from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
 from hf_ebm.vocabulary import num_embeddings
 
 _PROBE_LENGTH = 5
@@ -49,6 +50,7 @@ class StepwiseDecoder:
                 f"{type(model).__name__}, which has no encoder and decoder"
             )
         self.model = model
+        self._products = SummedWeightGradients()
         if model not in _SCALES_OF_MODELS:
             self.scale = 1.0
             with evaluation_mode(model), state_kept(model):
@@ -70,7 +72,7 @@ class StepwiseDecoder:
         """Mixtures of input embeddings: weights (..., V) -> (..., d)."""
         weight, size = self.embedding_weight, token_weights.shape[-1]
         used = weight if len(weight) == size else weight[:size]  # whose gradient is another table of zeros
-        return token_weights.to(weight.dtype) @ used * self.scale
+        return self._products.mixed(token_weights.to(weight.dtype), used) * self.scale
 
     def gold_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's inputs under teacher forcing, (B, T): labels shifted right as the model itself does it."""
@@ -102,8 +104,9 @@ class StepwiseDecoder:
             ValueError: if decoder layers would be dropped at random, or activations recomputed without the cache.
         """
         self._check_mode()
+        self._products = SummedWeightGradients()  # of this run of steps
         takes_cache = getattr(self.model, "_supports_default_dynamic_cache", lambda: False)
-        with state_kept(self.model):
+        with state_kept(self.model), self._products:
             outputs = (self.model if model is None else model)(
                 **encoder_inputs,
                 decoder_inputs_embeds=embeddings[:, None],
@@ -116,7 +119,7 @@ class StepwiseDecoder:
     def step(self, embeddings: torch.Tensor, state: DecoderState) -> tuple[torch.Tensor, DecoderState]:
         """Decodes one more step: embeddings (N, d) -> logits (N, V) and the new state."""
         hidden, attention_mask = state.shared[:2]
-        with state_kept(self.model):
+        with state_kept(self.model), self._products:
             outputs = self.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
                 attention_mask=attention_mask,
