@@ -273,4 +273,4 @@ def test_a_residual_model_is_trained_and_read_again(folders, tmp_path, capsys):
     arguments[arguments.index("--train_file") + 1] = tmp_path / "bare.jsonl"
     with pytest.raises(SystemExit):
         run("train", "residual-nce", *arguments, "--output_dir", tmp_path / "other")
-    assert "record 0 has no 'negatives'" in capsys.readouterr().err
+    assert "bare.jsonl: records must have prefix_ids, continuation_ids, negatives" in capsys.readouterr().err
