@@ -36,14 +36,16 @@ class SummedWeightGradients(TorchFunctionMode):
         return self._product(True, inputs, weight) if self._sums(inputs, weight) else inputs @ weight
 
     def _sums(self, inputs: Tensor, weight: Tensor) -> bool:
-        learns = torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf
+        learns = torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf and inputs.dim() > 1
         return learns and not torch.is_autocast_enabled(inputs.device.type)
 
     def _product(self, mixes: bool, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight not in self._weights:
             total = _Sum()
             self._weights[weight] = _Handle.apply(weight, total), total
-        return _Product.apply(inputs, *self._weights[weight], bias, mixes)
+        # Of rows, as a view of a layer's own output could not be changed in place by what comes next.
+        rows = _Product.apply(inputs.flatten(0, -2), *self._weights[weight], bias, mixes)
+        return rows.view(*inputs.shape[:-1], -1)
 
 
 class _Sum:
@@ -59,7 +61,7 @@ class _Sum:
         current = torch._C._current_graph_task_id()
         if current != self.backward_pass:  # of one that didn't ask for the weight's gradient nothing is left
             self.total, self.factors, self.backward_pass = None, [], current
-        self.factors.append((left.flatten(0, -2), right.flatten(0, -2)))
+        self.factors.append((left, right))
         if sum(len(rows) for rows, _ in self.factors) >= _ENOUGH_ROWS:
             self.multiply()
 
@@ -102,4 +104,4 @@ class _Product(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         ctx.total.add(*((inputs, grad) if ctx.mixes else (grad, inputs)))
         inputs_grad = grad @ (weight.t() if ctx.mixes else weight) if ctx.needs_input_grad[0] else None
-        return inputs_grad, None, None, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[3] else None, None
+        return inputs_grad, None, None, grad.sum(0) if ctx.needs_input_grad[3] else None, None

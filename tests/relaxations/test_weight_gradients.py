@@ -1,5 +1,7 @@
 """Gradients that are summed over steps against those of ordinary layers."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,18 @@ def test_passes_that_ask_for_other_gradients_leave_nothing():
     for found in twice:
         for one, expected in zip(found, gradients(net, run(net, 3)), strict=True):
             torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_what_comes_out_can_be_changed_in_place():
+    """As decoders do that add positions to what their layers made."""
+    net, inputs, found = Net(), torch.linspace(-1, 1, 15, dtype=torch.float64).view(3, 1, 5), []
+    for products in (nullcontext(), SummedWeightGradients()):
+        with products:
+            changed = net.table(inputs)
+        changed += 1
+        found.append((changed.detach(), *gradients(net, changed.square().sum(), allow_unused=True)[:2]))
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
 
 
 def test_weights_that_do_not_learn_are_left_alone():
