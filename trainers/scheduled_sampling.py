@@ -92,7 +92,7 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             return found
         return [
             *found,
-            f"the decoder reads gold with a probability of {lowest:.3g} or more in the whole run, as "
+            f"the decoder reads gold with a probability of at least {lowest:.3g} in the whole run, as "
             f"teacher_forcing_schedule={args.teacher_forcing_schedule!r} counts by {args.schedule_unit}",
         ]
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_ebm.encoders import encoded_once
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.energy.context import input_names
 from hf_ebm.objectives.completions import (
@@ -24,7 +25,6 @@ from hf_ebm.objectives.completions import (
     split_completions,
 )
 from hf_ebm.objectives.token_losses import IGNORED
-from hf_ebm.shared_encoding import encoded_once
 from hf_ebm.trainers.columns import COLUMNS
 
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many

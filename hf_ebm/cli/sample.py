@@ -190,7 +190,10 @@ def _warn_of_masks(prompts: list[str], encoded: list[list[int]], tokenizer: PreT
     """
     masks = [dict.fromkeys(_MASKS.findall(prompt.replace(tokenizer.mask_token, ""))) for prompt in prompts]
     rows = [f"row {row}" + (f" (with {', '.join(map(repr, own))})" if own else "") for row, own in enumerate(masks)]
-    whole = [row for row, ids in enumerate(encoded) if tokenizer.mask_token_id not in ids]
+    special = set(tokenizer.all_special_ids)  # a row of nothing else is refused
+    whole = [
+        row for row, ids in enumerate(encoded) if tokenizer.mask_token_id not in ids and not special.issuperset(ids)
+    ]
     other = [row for row, own in enumerate(masks) if own and row not in set(whole)]
     for found, what in (
         (whole, f"hold no {tokenizer.mask_token}, this model's mask, and are rewritten as wholes"),

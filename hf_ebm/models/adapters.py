@@ -20,8 +20,9 @@ from transformers.utils import (
     is_peft_available,
 )
 
+from hf_ebm.encoders import encodes_ids, made_up_states
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.models.probes import close, encodes_ids, five_tokens, made_up_states
+from hf_ebm.models.probes import close, five_tokens
 from hf_ebm.models.weights import refuse_missing_weights
 
 

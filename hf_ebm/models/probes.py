@@ -1,18 +1,15 @@
 """What a model does, found out by trying it on a few tokens: whether it is causal, and whether padding changes it.
 
 Lists of families would have to be kept, and settings (`is_decoder`, attention kinds) change what a family does.
-Where an encoder reads something else than token ids it is left out, and its decoder is tried on states made up.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.vocabulary import num_embeddings
@@ -116,32 +113,6 @@ def share_parameters(first: nn.Module, second: nn.Module) -> bool:
     """Whether two models have a parameter in common."""
     own = {id(parameter) for parameter in first.parameters()}
     return any(id(parameter) in own for parameter in second.parameters())
-
-
-def encodes_ids(model: PreTrainedModel) -> bool:
-    """Whether token ids go into a model's encoder, and not sound or images."""
-    return model.main_input_name == "input_ids"
-
-
-@dataclass
-class MadeUpStates(BaseModelOutput):
-    """States of an encoder, and the mask that some decoders (Moonshine's) look for there: none, without padding."""
-
-    attention_mask: Tensor | None = None
-
-
-def made_up_states(model: PreTrainedModel, rows: int) -> MadeUpStates:
-    """What an encoder might give for sources of five positions: (rows, 5, d) normal numbers, the same each time.
-
-    Raises:
-        ValueError: for an encoder whose configuration doesn't say how large its states are.
-    """
-    config = model.get_encoder().config
-    size = getattr(config, "output_hidden_size", None) or getattr(config, "hidden_size", None)
-    if size is None:
-        raise ValueError(f"model: the encoder of {type(model).__name__} must have a hidden_size in its configuration")
-    states = torch.randn(rows, 5, size, generator=torch.Generator().manual_seed(0))
-    return MadeUpStates(last_hidden_state=states.to(model.device, model.dtype))
 
 
 def five_tokens(model: PreTrainedModel) -> Tensor:

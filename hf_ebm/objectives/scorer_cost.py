@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import shown
+from hf_ebm.encoders import encoded_once
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_causal
@@ -16,7 +17,6 @@ from hf_ebm.objectives.completions import completion_log_probs, pad_right, seque
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_whole
-from hf_ebm.shared_encoding import encoded_once
 
 
 class ScorerCost:

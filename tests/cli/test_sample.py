@@ -201,6 +201,18 @@ def test_prompts_without_the_models_mask_are_told(model_folder, tmp_path, caplog
     assert read(tmp_path / "told.jsonl") == read(tmp_path / "meant.jsonl")
 
 
+def test_a_blank_line_among_prompts_is_refused_and_not_said_to_be_rewritten(model_folder, tmp_path, caplog, capsys):
+    source = tmp_path / "prompts.txt"
+    source.write_text("the [MASK]\n\nthe cat\n")
+    logging.enable_propagation()
+    with pytest.raises(SystemExit):
+        run("sample", "--model", model_folder, "--input", source, "--output", tmp_path / "out.jsonl")
+    logging.disable_propagation()
+    assert "prompt 1 has no free position" in capsys.readouterr().err
+    (told,) = [message for message in caplog.messages if "rewritten as wholes" in message]
+    assert told.endswith("rewritten as wholes: row 2. --rewrite says that this is meant.")
+
+
 def test_an_output_of_something_else_is_not_touched(model_folder, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     output.write_text("precious\n")

@@ -1,15 +1,20 @@
-"""Encode once: several targets of one source are scored with one run of the encoder."""
+"""Encoders of encoder-decoders: one run for several targets of a source, what they read, and states in their place.
+
+Where an encoder reads something else than token ids, trials leave it out and try its decoder on states made up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 
 @contextmanager
@@ -56,6 +61,32 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def encodes_ids(model: PreTrainedModel) -> bool:
+    """Whether token ids go into a model's encoder, and not sound or images."""
+    return model.main_input_name == "input_ids"
+
+
+@dataclass
+class MadeUpStates(BaseModelOutput):
+    """States of an encoder, and the mask that some decoders (Moonshine's) look for there: none, without padding."""
+
+    attention_mask: Tensor | None = None
+
+
+def made_up_states(model: PreTrainedModel, rows: int) -> MadeUpStates:
+    """What an encoder might give for sources of five positions: (rows, 5, d) normal numbers, the same each time.
+
+    Raises:
+        ValueError: for an encoder whose configuration doesn't say how large its states are.
+    """
+    config = model.get_encoder().config
+    size = getattr(config, "output_hidden_size", None) or getattr(config, "hidden_size", None)
+    if size is None:
+        raise ValueError(f"model: the encoder of {type(model).__name__} must have a hidden_size in its configuration")
+    states = torch.randn(rows, 5, size, generator=torch.Generator().manual_seed(0))
+    return MadeUpStates(last_hidden_state=states.to(model.device, model.dtype))
 
 
 def _rows(value: Tensor, rows: Tensor) -> Tensor:
