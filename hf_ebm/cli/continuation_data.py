@@ -5,28 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pyarrow
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
-from hf_ebm.assets import load_embedded_causal
-from hf_ebm.cli.common import (
-    EMBEDDED,
-    AnyModelArguments,
-    first_line,
-    moved,
-    usable_device,
-)
+from hf_ebm.cli.common import AnyModelArguments
 from hf_ebm.cli.tables import Records, read_records
 from hf_ebm.data.continuations import split_continuations
-from hf_ebm.models.adapters import refuse_adapter_alone
-from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.loading import is_residual, load_causal_model, load_residual_model
 from hf_ebm.models.position_limits import max_length
-from hf_ebm.models.probes import is_causal
-from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
+from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.models.special_tokens import special_ids
-from hf_ebm.models.weights import load_whole
 from hf_ebm.unknown_tokens import report_unknown
 from hf_ebm.vocabulary import num_embeddings
 
@@ -58,39 +46,8 @@ def load_language_model(
     which: AnyModelArguments, local_rank: int = 0
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal or a residual model in evaluation mode on its device, and the tokenizer of its language model."""
-    dtype, device = usable_device(which, local_rank)
-    if which.model == EMBEDDED:
-        causal, own = load_embedded_causal(dtype=dtype)
-        return moved(causal, device).eval(), own
-    where = {"revision": which.revision} if which.revision else {}
-    model: PreTrainedModel
-    try:
-        refuse_adapter_alone("model", which.model, **where)
-        config = _config(which.model, where)
-        if isinstance(config, ResidualEnergyConfig):
-            model = residual = ResidualEnergyModel.from_pretrained(which.model, dtype=dtype, **where)
-            tokenizer = residual.lm_tokenizer or own_tokenizer(config.lm_reference or which.model, **where)
-        else:
-            if type(config) not in AutoModelForCausalLM._model_mapping:
-                raise ValueError(f"model {which.model!r} of the type {config.model_type!r} is no causal language model")
-            model, _ = load_whole(
-                AutoModelForCausalLM.from_pretrained, which.model, dtype=dtype, trust_remote_code=False, **where
-            )
-            if not is_causal(model):
-                raise ValueError(f"model {which.model!r} sees the tokens behind the one it predicts; it is not causal")
-            tokenizer = own_tokenizer(which.model, **where)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"model {which.model!r} cannot be loaded: {first_line(error)}") from error
-    if tokenizer is None:
-        raise ValueError(f"model {which.model!r} has no tokenizer beside its weights")
-    return moved(model, device).eval(), tokenizer
-
-
-def _config(name: str, where: dict) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
-    except ValueError as error:  # a folder without a model, or of a type that is unknown here
-        raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
+    load = load_residual_model if is_residual(which.model, which.revision) else load_causal_model
+    return load(which.model, dtype=which.dtype, device=which.device, local_rank=local_rank, revision=which.revision)
 
 
 def read_texts(arguments: ContinuationArguments) -> Records:

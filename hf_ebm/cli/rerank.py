@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow
+from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_string, shown
 from hf_ebm.cli.common import ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
+from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.plain_values import as_number
 
 _ADDED = {
@@ -52,7 +55,7 @@ def run(argv: list[str]) -> None:
     base = _lists(records, arguments.scores_column, as_number) if arguments.scores_column else None
     before = records.texts(arguments.prefix_column) if arguments.prefix_column else None
     output = Output(arguments.output, records, _ADDED)
-    model, tokenizer = load_model(which, residual=True)
+    model, tokenizer = _load(which)
     how = {}
     if before is not None:
         how["prefixes"] = [prefix for prefix, own in zip(before, candidates, strict=True) for _ in own]
@@ -79,6 +82,15 @@ def run(argv: list[str]) -> None:
             }
             for row, own in enumerate(candidates)
         ]
+    )  # fmt: skip
+
+
+def _load(which: ModelArguments) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]:
+    if not is_residual(which.model, which.revision):
+        return load_model(which)
+    return load_residual_model(
+        which.model, dtype=which.dtype, device=which.device, revision=which.revision,
+        max_sequence_length=which.max_sequence_length,
     )  # fmt: skip
 
 

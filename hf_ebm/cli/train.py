@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from hf_ebm.cli import train_energy, train_residual
-from hf_ebm.cli.common import first_line
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.training_costs import ScorerArguments, check_lengths, check_targets, longest_decoded, scorer_cost
 from hf_ebm.cli.training_data import DataArguments, first_rows, load_pairs
@@ -37,6 +36,7 @@ from hf_ebm.cli.training_models import (
 )
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokenizer
+from hf_ebm.loading import first_line
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.trainers import (
     CrossEntropyTrainer,

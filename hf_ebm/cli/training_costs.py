@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datasets import DatasetDict
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.cli.common import moved
 from hf_ebm.cli.training_models import pretrained
+from hf_ebm.loading import moved
 from hf_ebm.models.position_limits import cached_length
 from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS

@@ -11,9 +11,9 @@ from datasets import Dataset, DatasetDict
 from huggingface_hub import HfApi, constants
 
 from hf_ebm.checks import as_string
-from hf_ebm.cli.common import first_line
 from hf_ebm.cli.tables import read_records
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
+from hf_ebm.loading import first_line
 
 BUILT_IN = {"cmudict-stress": load_stress, "cmudict-g2p": load_g2p}
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")

@@ -19,8 +19,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_ebm.cli.common import first_line
 from hf_ebm.data.symbols import num_target_ids
+from hf_ebm.loading import first_line
 from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration

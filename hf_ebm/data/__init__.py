@@ -2,6 +2,6 @@
 
 `kjv` and `cmudict_tasks` are data that can be had without a model hub: the King James Bible as clauses and as verses,
 and stress and pronunciation of English words. `corpora` reads corpora of one's own (CoNLL-2003, supertags, parallel
-text), `symbols` makes tokenizers for texts of symbols and encodes pairs of them, `prompts` makes ids of single texts,
-`metrics` scores predicted sequences.
+text), `symbols` makes tokenizers for texts of symbols and encodes pairs of them, `metrics` scores
+predicted sequences.
 """

@@ -11,7 +11,6 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.data.prompts import plain_ids
 from hf_ebm.data.symbols import encode_splits, length_limits
 from hf_ebm.models.energy.encoding import (
     check_mask_token,
@@ -19,6 +18,7 @@ from hf_ebm.models.energy.encoding import (
     rows_with_placeholder,
     target_placeholder,
 )
+from hf_ebm.models.text_ids import plain_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import IGNORED
 

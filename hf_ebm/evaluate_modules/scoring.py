@@ -6,7 +6,7 @@ import os
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.cli.common import EMBEDDED, ModelArguments, load_model
+from hf_ebm.loading import EMBEDDED, load_energy_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from hf_ebm.unknown_tokens import report_unknown
@@ -28,7 +28,7 @@ def energy_model(
         if not isinstance(name, (str, os.PathLike)):
             raise ValueError(f"model_id must be a Hub name, a folder or {EMBEDDED!r}, got {type(name).__name__}")
         try:
-            return load_model(ModelArguments(model=os.fspath(name)))
+            return load_energy_model(os.fspath(name))
         except ValueError as error:
             raise ValueError(f"model_id must be a Hub name, a folder or {EMBEDDED!r}, got {name!r}: {error}") from error
     if model_id is not None or tokenizer is None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar
 
-from hf_ebm.data.prompts import prompt_encoder
 from hf_ebm.models.residual import JointGenerationConfig, JointGenerationOutput, ResidualEnergyModel
 from hf_ebm.models.residual.generation_residual import stream_seed
+from hf_ebm.models.text_ids import prompt_encoder
 from hf_ebm.pipelines.generating import GeneratingPipeline
 
 

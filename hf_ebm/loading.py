@@ -1,0 +1,166 @@
+"""Models by name with their tokenizers, on their device: embedded ones, those of folders and those of the Hub.
+
+Everything here raises `ValueError` for a data type or a device that can't be used, before anything is loaded; for a
+name that nothing can be loaded from; and for a model without a tokenizer beside its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
+from hf_ebm.assets import load_embedded, load_embedded_causal
+from hf_ebm.models.adapters import refuse_adapter_alone, saved_type
+from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.token_roles import own_tokenizer
+from hf_ebm.models.probes import is_causal
+from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
+from hf_ebm.models.weights import load_whole
+
+EMBEDDED = "embedded"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def load_energy_model(
+    name: str = EMBEDDED,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    local_rank: int = 0,
+    revision: str | None = None,
+    energy: str | None = None,
+    max_sequence_length: int | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[EnergyModel, PreTrainedTokenizerBase]:
+    """A masked language model as an `EnergyModel` in evaluation mode, and its tokenizer.
+
+    Args:
+        name: a folder, a Hub name, or `EMBEDDED`.
+        dtype: one of `DTYPES`.
+        device: by default the GPU of this number, `local_rank`, if there is one.
+        revision: branch, tag or commit of a Hub model.
+        energy: by default the model's own, else the local one.
+        max_sequence_length: in place of what the model's configuration and tokenizer say.
+    """
+    of_model: dict[str, Any] = {"dtype": usable_dtype(dtype)}
+    of_model |= _given(energy=energy, max_sequence_length=max_sequence_length)
+    device = usable_device(device, local_rank)
+    if name == EMBEDDED:
+        model, tokenizer = load_embedded(**of_model)
+        return moved(model, device).eval(), tokenizer
+    where = _given(revision=revision, trust_remote_code=trust_remote_code or None)
+    with _named(name):
+        model = EnergyModel.from_pretrained(name, **of_model, **where)
+        return _ready(name, model, own_tokenizer(name, **where), device)
+
+
+def load_residual_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    local_rank: int = 0,
+    revision: str | None = None,
+    max_sequence_length: int | None = None,
+) -> tuple[ResidualEnergyModel, PreTrainedTokenizerBase]:
+    """A saved `ResidualEnergyModel` in evaluation mode, and the tokenizer of its language model; arguments as above."""
+    of_model: dict[str, Any] = {"dtype": usable_dtype(dtype)} | _given(max_sequence_length=max_sequence_length)
+    device = usable_device(device, local_rank)
+    with _named(name):
+        model = ResidualEnergyModel.from_pretrained(name, **of_model, **_given(revision=revision))
+        tokenizer, reference = model.lm_tokenizer, model.config.lm_reference
+        if tokenizer is None and reference is not None:
+            tokenizer = own_tokenizer(reference, **_given(revision=model.config.lm_revision))
+        return _ready(name, model, tokenizer, device)
+
+
+def load_causal_model(
+    name: str = EMBEDDED,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    local_rank: int = 0,
+    revision: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model in evaluation mode, and its tokenizer; arguments as above."""
+    found, device, where = usable_dtype(dtype), usable_device(device, local_rank), _given(revision=revision)
+    if name == EMBEDDED:
+        model, tokenizer = load_embedded_causal(dtype=found)
+        return moved(model, device).eval(), tokenizer
+    with _named(name):
+        refuse_adapter_alone("model", name, **where)
+        config = _config(name, where)
+        if type(config) not in AutoModelForCausalLM._model_mapping:
+            raise ValueError(f"model {name!r} of the type {config.model_type!r} is no causal language model")
+        own, _ = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=found, trust_remote_code=False, **where)
+        if not is_causal(own):
+            raise ValueError(f"model {name!r} sees the tokens behind the one it predicts; it is not causal")
+        return _ready(name, own, own_tokenizer(name, **where), device)
+
+
+def is_residual(name: str, revision: str | None = None) -> bool:
+    """Whether a folder or Hub repository holds a residual model."""
+    with _named(name):
+        return name != EMBEDDED and saved_type(name, **_given(revision=revision)) == ResidualEnergyConfig.model_type
+
+
+def usable_dtype(dtype: str) -> torch.dtype:
+    """The data type of that name. Raises `ValueError` for another name."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def usable_device(device: str | None, local_rank: int = 0) -> str:
+    """The device, by default the GPU of this number if there is one. Raises `ValueError` if it can't be used."""
+    device = device or (f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from error
+    return device
+
+
+def moved(model: Model, device: str) -> Model:
+    """A model on a device."""
+    return model.to(device)  # type: ignore[arg-type]  # a wrapped method without its self
+
+
+def first_line(error: BaseException) -> str:
+    """An error's message, as far as it fits on a line."""
+    return str(error).strip().split("\n")[0]
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What loading raises, as a `ValueError` that names the model."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
+
+
+def _config(name: str, where: dict[str, Any]) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False, **where)
+    except ValueError as error:  # a folder without a model, or of a type that is unknown here
+        raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
+
+
+def _ready(
+    name: str, model: Model, tokenizer: PreTrainedTokenizerBase | None, device: str
+) -> tuple[Model, PreTrainedTokenizerBase]:
+    if tokenizer is None:
+        raise ValueError(f"model {name!r} has no tokenizer beside its weights")
+    return moved(model, device).eval(), tokenizer
