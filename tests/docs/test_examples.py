@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ LAUNCHED = [line for line in LINES if line.startswith("torchrun ")]
 
 
 def test_every_block_is_of_a_kind_that_is_run():
-    assert {language for _, language, _ in BLOCKS} == {"python", "bash"}
+    assert {language for _, language, _ in BLOCKS} == {"python", "bash", "mermaid"}
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     for line in LINES:  # make's targets are run by CI itself
         words = shlex.split(line, comments=True)
@@ -98,12 +99,24 @@ def test_launchers_run(line, tmp_path):
     assert "4 chains of 4 samples" in done.stdout
 
 
-def test_the_readme_shows_the_main_job():
+def test_the_readme_shows_the_main_job_in_few_words():
     readme = (ROOT / "README.md").read_text("utf-8")
     assert all(name in readme for name in ("bert-base-uncased", "roberta-base", "esm2", "make sample", "make test"))
+    assert len(readme.split()) < 900
+
+
+def test_the_diagram_shows_the_layers_that_are_checked():
+    diagram = next(code for _, language, code in BLOCKS if language == "mermaid")
+    place = {
+        name: row for row, line in enumerate(re.findall(r'\["([^"]+)"\]', diagram)) for name in re.findall(r"\w+", line)
+    }
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    rows = [[place[name.strip().removeprefix("hf_ebm.")] for name in layer.split("|")] for layer in layers]
+    assert rows == sorted(rows) and all(len(set(row)) == 1 for row in rows)
 
 
 def test_links_between_files_lead_somewhere():
-    for page in PAGES:
+    for page in [*PAGES, *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
