@@ -18,6 +18,14 @@ else:
 class PublishingMixin(_Model):
     """Gives a model `push_to_hub` with a card, a tokenizer, and its code for those without `hf_ebm`."""
 
+    def card_facts(self) -> dict[str, Any]:
+        """What the card says of this kind of model in place of what it says of any; all of it may be left out.
+
+        Keys: `template` (a file of `hub_cards`), `tags`, `task` (of its results), `citations` (names in
+        `hf_ebm.publishing.citations`), and what the template reads beside.
+        """
+        return {}
+
     def push_to_hub(  # type: ignore[override]  # Transformers' takes anything
         self,
         repo_id: str,

@@ -17,15 +17,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.models.autoregressive_product import ProductLM
-from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.plain_values import number
 from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.scoring.energies import ENERGIES
 
 _EXAMPLES = 10
 
@@ -141,14 +137,14 @@ def model_card(
     for metric, value in results.items():
         if not isinstance(value, float) and number(value) is None:
             raise ValueError(f"metrics: {metric} must be a number, got {value!r}")
-    if sampling is not None and not isinstance(model, EnergyModel):
+    kind = _kind(model)
+    if sampling is not None and "energy" not in kind:
         raise ValueError(f"sampling is of the chains of an EnergyModel, got a {type(model).__name__}")
     results = {metric: float(value) for metric, value in results.items()}
-    template, kind_tags, task, own_citations = _kind(model)
     data_name = dataset_name or dataset or (training.data if training else None) or "not stated"
     evaluations = [
         EvalResult(
-            task_type=task, dataset_type=dataset or "unknown", dataset_name=data_name, metric_type=metric,
+            task_type=kind["task"], dataset_type=dataset or "unknown", dataset_name=data_name, metric_type=metric,
             metric_value=value,
         )
         for metric, value in results.items()
@@ -157,16 +153,16 @@ def model_card(
     languages = language if language is None or isinstance(language, str) else list(language)
     data = ModelCardData(
         model_name=name, license=license, language=languages, base_model=base_model,
-        datasets=dataset, library_name="transformers", tags=sorted({"hf_ebm", *kind_tags, *tags}),
+        datasets=dataset, library_name="transformers", tags=sorted({"hf_ebm", *kind["tags"], *tags}),
         eval_results=evaluations or None,
     )  # fmt: skip
     templates = Environment(loader=FunctionLoader(_template), undefined=StrictUndefined, keep_trailing_newline=True)
     templates.filters["cell"] = _cell
-    content = templates.get_template(template).render(
+    content = templates.get_template(kind["template"]).render(
         card_data=data.to_yaml(),
         name=name,
         repo=repo_id or name,
-        model=_described(model),
+        model={**_described(model), **kind},
         training=training,
         sampling=sampling,
         results=results,
@@ -174,7 +170,7 @@ def model_card(
         license_text=license or "not stated",
         base=base_model or "not stated",
         limits=limits,
-        bibtex=list(dict.fromkeys([*own_citations, *bibtex])),
+        bibtex=list(dict.fromkeys([*(getattr(citations, name) for name in kind["citations"]), *bibtex])),
         date=time.strftime("%Y-%m-%d"),
     )
     return ModelCard(content)
@@ -192,23 +188,18 @@ def _template(name: str) -> str:
     return (resources.files("hf_ebm.hub_cards") / name).read_text(encoding="utf-8")
 
 
-def _kind(model: PreTrainedModel) -> tuple[str, list[str], str, list[str]]:
-    """Template, tags, task of its results, and citations of a kind of model."""
-    if isinstance(model, EnergyModel):
-        tags = ["energy-based-model", "masked-lm", model.mlm.config.model_type]
-        return "energy_model.md", tags, "fill-mask", [citations.GOYAL_2022]
-    if isinstance(model, ResidualEnergyModel):
-        return "residual_model.md", ["energy-based-model", "residual"], "text-generation", [citations.DENG_2020]
+def _kind(model: PreTrainedModel) -> dict[str, Any]:
+    """What a model says of its kind (`card_facts` of `hf_ebm.models.publishing`) over what is seen of any."""
+    tasks = {"AutoModelForSeq2SeqLM": "text2text-generation", "AutoModelForMaskedLM": "fill-mask"}
     autos = auto_classes(type(model), required=False)
-    kinds = {"AutoModelForSeq2SeqLM": "text2text-generation", "AutoModelForMaskedLM": "fill-mask"}
-    task = next((kinds[auto] for auto in autos if auto in kinds), "text-generation")
-    cited = [citations.DENG_2020] if isinstance(model, ProductLM) else []
-    return "trained_model.md", [model.config.model_type], task, cited
+    task = next((tasks[auto] for auto in autos if auto in tasks), "text-generation")
+    facts = {"template": "trained_model.md", "tags": [model.config.model_type], "task": task, "citations": []}
+    return facts | getattr(model, "card_facts", dict)()
 
 
 def _described(model: PreTrainedModel) -> dict[str, Any]:
     """What the templates say of a model itself."""
-    described = {
+    return {
         "class": type(model).__name__,
         "architecture": model.config.model_type,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -216,11 +207,6 @@ def _described(model: PreTrainedModel) -> dict[str, Any]:
         "auto_class": next(iter(auto_classes(type(model), required=False)), type(model).__name__),
         "own": is_own(type(model)),
     }
-    if isinstance(model, EnergyModel):
-        encoder_decoder = model.mlm.config.is_encoder_decoder
-        energy = {"energy": model.config.energy, "about_energy": ENERGIES[model.config.energy].about}
-        described |= {**energy, "inner": type(model.mlm).__name__, "conditional": encoder_decoder}
-    return described
 
 
 def hardware(device: torch.device) -> str:

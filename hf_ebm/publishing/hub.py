@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,8 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError  # of whichever client it uses
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ADAPTER_CONFIG_NAME
 
-from hf_ebm.models.adapters import adapter_settings
 from hf_ebm.plain_values import as_path
 from hf_ebm.publishing.cards import model_card
 from hf_ebm.publishing.remote_code import is_own, write_remote_code
@@ -60,7 +61,9 @@ def push_model(
     card = card or model_card(model, name=repo_id.rpartition("/")[2], repo_id=repo_id, tags=tags or ())
     with TemporaryDirectory() as folder:
         save_for_hub(model, folder, card=card, tokenizer=tokenizer, max_shard_size=max_shard_size)
-        base = (adapter_settings(folder) or {}).get("base_model_name_or_path", "")
+        adapter = Path(folder) / ADAPTER_CONFIG_NAME
+        settings = json.loads(adapter.read_text(encoding="utf-8")) if adapter.is_file() else {}
+        base = settings.get("base_model_name_or_path", "")
         if Path(base).is_absolute():
             raise ValueError(
                 f"the adapter's base model is a folder of this machine, {base}; upload that first and load it by name, "

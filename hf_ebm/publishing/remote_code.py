@@ -89,7 +89,7 @@ def write_custom_generate(folder: str | os.PathLike) -> list[str]:
     root = as_path("folder", folder)
     target = root / "custom_generate"
     target.mkdir(parents=True, exist_ok=True)
-    start = f"{PACKAGE}.publishing.custom_generate"
+    start = f"{PACKAGE}.models.energy.custom_generate"
     written = {"generate.py" if name == start else f"{_flat(name)}.py": _relative(name) for name in _closure([start])}
     for file, text in written.items():
         (target / file).write_text(text, encoding="utf-8")

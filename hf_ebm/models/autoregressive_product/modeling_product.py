@@ -140,6 +140,9 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
             loss = cross_entropy_sum(logits[:, :-1], following) / count
         return CausalLMOutput(loss=loss, logits=logits)
 
+    def card_facts(self) -> dict[str, Any]:
+        return {"citations": ["DENG_2020"]}
+
     def train(self, mode: bool = True) -> ProductLM:
         """The frozen model stays in evaluation mode."""
         super().train(mode)

@@ -44,7 +44,7 @@ from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.plain_values import as_text
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.scoring.energies import token_energies
+from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits
 from hf_ebm.scoring.rows import RowRunner
 
@@ -324,6 +324,14 @@ class EnergyModel(
         """Where token ids go: the device of the embeddings, also under a device map."""
         embeddings = self.get_input_embeddings()
         return next((embeddings if isinstance(embeddings, nn.Module) else self.mlm).parameters()).device
+
+    def card_facts(self) -> dict[str, Any]:
+        return {
+            "template": "energy_model.md", "task": "fill-mask", "citations": ["GOYAL_2022"],
+            "tags": ["energy-based-model", "masked-lm", self.mlm.config.model_type],
+            "energy": self.config.energy, "about_energy": ENERGIES[self.config.energy].about,
+            "inner": type(self.mlm).__name__, "conditional": self.mlm.config.is_encoder_decoder,
+        }  # fmt: skip
 
     def _row_runner(self, token_budget: int | None = None) -> RowRunner:
         """The runner of this model's masked rows; one is kept so that what it learned about memory is kept."""

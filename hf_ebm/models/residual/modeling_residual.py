@@ -321,6 +321,10 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         ids, mask = pad_right([row.to(device) for row in own], self.encoder_pad_id)
         return ids, mask
 
+    def card_facts(self) -> dict[str, Any]:
+        tags = ["energy-based-model", "residual"]
+        return {"template": "residual_model.md", "task": "text-generation", "tags": tags, "citations": ["DENG_2020"]}
+
     def train(self, mode: bool = True) -> ResidualEnergyModel:
         """The language model stays in evaluation mode."""
         super().train(mode)
