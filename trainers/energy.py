@@ -25,9 +25,9 @@ from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
 from hf_ebm.models.energy.prompts import proposal_support
 from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.objectives.token_losses import at_least_float32
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
-from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.scoring.conditionals import (
     conditional_log_probs,
     num_conditional_rows,

@@ -19,9 +19,9 @@ from benchmarks.reproduction.laboratory import digest
 from hf_ebm.assets import KJV_CAUSAL_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.kjv import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at
-from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import non_termination, normalized_edit_distance, repetition
 from hf_ebm.trainers import MGSConfig, MGSTrainer
+from hf_ebm.trainers.scorer_cost import ScorerCost
 
 PROMPT_LENGTH = 10
 

@@ -19,7 +19,8 @@ from benchmarks.reproduction.laboratory import digest
 from benchmarks.reproduction.report import Report
 from hf_ebm.assets import load_embedded_pronunciation
 from hf_ebm.data.cmudict_tasks import load_g2p
-from hf_ebm.data.metrics import nearest_reference, transcription_scores
+from hf_ebm.data.metrics import transcription_scores
+from hf_ebm.objectives.sequence_costs import nearest_reference
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from hf_ebm.objectives.sequence_costs import nearest_reference
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEUScore
@@ -96,19 +98,6 @@ def transcription_scores(
         "word_accuracy": _share(symbols in truths for symbols, truths in zip(predicted, expected, strict=True)),
         "bleu": _corpus_bleu(predictions, alternatives).score,
     }
-
-
-def nearest_reference(symbols: Sequence[Hashable], references: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
-    """Edits (insertions, deletions, substitutions) to the nearest of one or more references, and that one's length.
-
-    Of equally near references the longest is taken. Needs rapidfuzz, else raises `ImportError`.
-    """
-    try:
-        from rapidfuzz.distance import Levenshtein
-    except ImportError as error:
-        raise ImportError("edit distances need the extra hf_ebm[metrics]: pip install rapidfuzz") from error
-    edits, negative_length = min((Levenshtein.distance(symbols, truth), -len(truth)) for truth in references)
-    return edits, -negative_length
 
 
 def ngram_overlap(predictions: Sequence[str], references: Sequence[str] | Sequence[Sequence[str]]) -> dict[str, float]:

@@ -19,11 +19,23 @@ from typing import Any, Literal
 import torch
 
 from hf_ebm.checks import as_callable, check_choice, name_of, row_numbers, shown
-from hf_ebm.data.metrics import nearest_reference
 from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
 from hf_ebm.plain_values import as_whole
 
 Symbols = Sequence[Hashable]
+
+
+def nearest_reference(symbols: Sequence[Hashable], references: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
+    """Edits (insertions, deletions, substitutions) to the nearest of one or more references, and that one's length.
+
+    Of equally near references the longest is taken. Needs rapidfuzz, else raises `ImportError`.
+    """
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError as error:
+        raise ImportError("edit distances need the extra hf_ebm[metrics]: pip install rapidfuzz") from error
+    edits, negative_length = min((Levenshtein.distance(symbols, truth), -len(truth)) for truth in references)
+    return edits, -negative_length
 
 
 def normalized_edit_distance(

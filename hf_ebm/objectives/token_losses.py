@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from hf_ebm.relaxations.soft_argmax import at_least_float32
-
 IGNORED = -100
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32 if it is of half precision, itself otherwise."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from hf_ebm.checks import check_choice
+from hf_ebm.objectives.token_losses import at_least_float32
 
 INPUTS = ("argmax", "sample", "soft_argmax", "soft_sample")
 
@@ -53,8 +54,3 @@ def gumbel_noise(like: torch.Tensor, generator: torch.Generator | None = None) -
     """
     uniform = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     return uniform.clamp_min_(torch.finfo(like.dtype).tiny).log_().neg_().log_().neg_()
-
-
-def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32 if it is of half precision, itself otherwise."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

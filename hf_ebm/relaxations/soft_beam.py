@@ -19,9 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.decomposable_costs import check_costs, cost_of_tokens
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.token_losses import IGNORED, at_least_float32
 from hf_ebm.plain_values import as_whole, number
-from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.relaxations.soft_top_k import soft_top_k
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from transformers import pipeline
 import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm.evaluate_modules import module_path
 from hf_ebm.objectives.decomposable_costs import HammingCost, check_costs
-from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import COSTS, SequenceCost, as_cost, repetition
 from hf_ebm.trainers import (
     CrossEntropyTrainer,
@@ -23,6 +22,7 @@ from hf_ebm.trainers import (
     SoftBeamTrainer,
 )
 from hf_ebm.trainers.residual_nce import collate_rows
+from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 

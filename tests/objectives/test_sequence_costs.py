@@ -11,7 +11,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_ebm.data.metrics import transcription_scores
-from hf_ebm.objectives.scorer_cost import ScorerCost
 from hf_ebm.objectives.sequence_costs import (
     COSTS,
     SequenceCost,
@@ -23,6 +22,7 @@ from hf_ebm.objectives.sequence_costs import (
     repetition_cost,
     sentence_bleu_cost,
 )
+from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.seq2seq_families import tiny_seq2seq
 from tests.test_encoders import encoded_rows
 

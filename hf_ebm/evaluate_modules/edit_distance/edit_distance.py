@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import datasets
 import evaluate
 
-from hf_ebm.data.metrics import nearest_reference
 from hf_ebm.evaluate_modules.inputs import CheckedInputs, references, texts
+from hf_ebm.objectives.sequence_costs import nearest_reference
 
 _DESCRIPTION = """\
 Edit distance (Levenshtein): the least number of symbols to insert, delete or substitute to make a reference of a

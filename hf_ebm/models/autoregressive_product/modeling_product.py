@@ -21,9 +21,8 @@ from hf_ebm.models.position_limits import counts_padding
 from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.weights import keep_weights, load_whole
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum
+from hf_ebm.objectives.token_losses import IGNORED, at_least_float32, cross_entropy_sum
 from hf_ebm.plain_values import as_number
-from hf_ebm.relaxations.soft_argmax import at_least_float32
 from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:

@@ -1,0 +1,43 @@
+"""Old names of modules and of what is in them: they still work, and warn."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+
+class _Renamed(ModuleType):
+    """Stands under a module's old name and looks its contents up under the new one, which is imported then."""
+
+    def __init__(self, old: str, new: str):
+        super().__init__(old, f"Renamed: it is `{new}`.")
+        self._new = new
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which tools ask of every module
+            raise AttributeError(name)
+        found = getattr(importlib.import_module(self._new), name)
+        warn_of_rename(f"{self.__name__}.{name}", f"{self._new}.{name}")
+        return found
+
+
+def warn_of_rename(old: str, new: str) -> None:
+    """Says that a name still works and what it is called now; the caller of the caller is named."""
+    warnings.warn(f"{old} is called {new} now; the old name will go", FutureWarning, stacklevel=3)
+
+
+def rename_modules(package: str, names: Mapping[str, str]) -> None:
+    """Lets modules that were in a package be imported from where they were.
+
+    Args:
+        package: its full name.
+        names: for each module's old name in the package the new full name.
+    """
+    for old, new in names.items():
+        stand_in = _Renamed(f"{package}.{old}", new)
+        sys.modules[stand_in.__name__] = stand_in
+        setattr(sys.modules[package], old, stand_in)
