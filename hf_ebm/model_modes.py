@@ -137,6 +137,11 @@ def _lock_of(model: nn.Module) -> RLock:
         return _LOCKS.setdefault(model, RLock())
 
 
+def without_adapters(model: nn.Module) -> nn.Module:
+    """The model that adapters of PEFT are on, which are layers of it; any other model itself."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
 def decoded(model: nn.Module, **inputs: Any) -> Tensor:
     """The ids that a model's `generate` returns. Raises `ValueError` for a model that has none.
 
@@ -144,7 +149,7 @@ def decoded(model: nn.Module, **inputs: Any) -> Tensor:
     language and tries temperatures.
     """
     generate: Callable[..., Tensor] | None = getattr(model, "generate", None)
-    base = getattr(model, "get_base_model", lambda: model)()  # of adapters
+    base = without_adapters(model)
     if isinstance(base, GenerationMixin) and getattr(base, "main_input_name", "input_ids") != "input_ids":
         generate = functools.partial(GenerationMixin.generate, base)
     if generate is None:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
 from hf_ebm.checks import shown
-from hf_ebm.model_modes import state_kept
+from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
 from hf_ebm.processes import check_joined, warn_of_fewer
@@ -132,7 +132,7 @@ class LossTermsMixin(PublishingTrainerMixin):
     def _check_base(self, model: nn.Module, args: TrainingArguments) -> None:
         """Every model that is trained, given or made, is checked without what is around it."""
         inner = extract_model_from_parallel(model, keep_torch_compile=False)
-        base = getattr(inner, "get_base_model", lambda: inner)()  # of adapters
+        base = without_adapters(inner)
         if not isinstance(base, PreTrainedModel):
             raise ValueError(f"model must be a model of Transformers, or a PeftModel of one, got {type(base).__name__}")
         self.check_model(base)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 
+from hf_ebm.model_modes import without_adapters
 from hf_ebm.publishing.cards import Training, hardware, model_card
 from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.publishing.remote_code import is_own, write_remote_code
@@ -66,10 +67,8 @@ class PublishingTrainerMixin(_Trainer):
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir or ".")
-        model = self.accelerator.unwrap_model(self.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrappers
         card = model_card(
-            model,
+            without_adapters(self.accelerator.unwrap_model(self.model)),
             name=model_name or folder.name,
             repo_id=self.hub_model_id,
             training=self.training_facts(),

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.encoders import encoded_once
-from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.model_modes import evaluation_mode, state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_causal
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
@@ -47,7 +47,7 @@ class ScorerCost:
         check_in_layers("model", model)
         if (reads := getattr(model, "main_input_name", "input_ids")) != "input_ids":
             raise ValueError(f"model must read token ids, got {type(model).__name__}, which reads {reads}")
-        base = getattr(model, "get_base_model", lambda: model)()  # of adapters
+        base = without_adapters(model)
         if isinstance(base, PreTrainedModel) and not base.config.is_encoder_decoder:
             check_causal("model", base)
         if pad_token_id is None:

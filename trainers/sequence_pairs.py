@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.utils import ModelOutput
 
 from hf_ebm.encoders import encoded_once
-from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
+from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept, without_adapters
 from hf_ebm.models.energy.context import input_names
 from hf_ebm.objectives.completions import (
     completion_log_probs,
@@ -262,8 +262,7 @@ class CausalPairs(SequencePairs):
         ids, labels = inputs.get("input_ids"), inputs.get("labels")
         if ids is None:
             raise ValueError(f"inputs must have input_ids for a causal model to go on from, got {', '.join(inputs)}")
-        base = getattr(model, "get_base_model", lambda: model)()  # of adapters
-        for name in sorted((input_names(base) | {"inputs_embeds"}) & inputs.keys()):
+        for name in sorted((input_names(without_adapters(model)) | {"inputs_embeds"}) & inputs.keys()):
             if torch.is_tensor(inputs[name]) and bool(inputs[name].any()):
                 raise ValueError(f"inputs: {name} must be left out; rows of a causal model are ids, mask and labels")
         labels = torch.full_like(ids, IGNORED) if labels is None else labels
