@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
 from hf_ebm.assets import load_embedded, load_embedded_causal
 from hf_ebm.models.adapters import refuse_adapter_alone, saved_type
+from hf_ebm.models.checkpoints import load_whole
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.probes import is_causal
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
-from hf_ebm.models.weights import load_whole
 
 EMBEDDED = "embedded"
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

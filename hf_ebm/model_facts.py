@@ -1,4 +1,4 @@
-"""How long a sequence a model has positions for."""
+"""What a model says of itself: the ids it knows and predicts, its special tokens, and how long a sequence may be."""
 
 from __future__ import annotations
 
@@ -12,11 +12,41 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.plain_values import as_whole
+from hf_ebm.plain_values import as_whole, whole
 
 _NAME = "max_sequence_length"  # the field of configurations that overrides
 # Where configurations say how long a decoder's sequence may be: nearly all, LED, those of speech.
 _LENGTHS = ("max_position_embeddings", "max_decoder_position_embeddings", "max_target_positions")
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """Rows of a model's input embeddings.
+
+    Raises:
+        ValueError: for a model whose input embeddings have no weight.
+    """
+    weight = model.get_input_embeddings().weight
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"model: {type(model).__name__} has no matrix of input embeddings")
+    return weight.shape[0]
+
+
+def num_outputs(model: PreTrainedModel) -> int:
+    """How many ids a model predicts."""
+    head = model.get_output_embeddings()
+    return model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+
+
+def special_ids(model: PreTrainedModel, name: str) -> list[int]:
+    """A special token's ids (`"eos_token_id"`, …), by the generation settings, else by the configuration.
+
+    [] where there are none.
+    """
+    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True)):
+        found = getattr(owner, name, None)
+        if found is not None:
+            return list(found) if whole(found) is None else [found]
+    return []
 
 
 class Limit(NamedTuple):

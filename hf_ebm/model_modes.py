@@ -1,4 +1,4 @@
-"""Running a model, in another mode or with other generation settings, and leaving it as it was."""
+"""Running a model, in another mode or with other generation settings, and leaving it as it was; what it returns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from itertools import chain
 from logging import Filter, LogRecord, getLogger
 from operator import is_
 from threading import Lock, RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
+
+if TYPE_CHECKING:
+    # To type checkers a field without a default is required, and so never `None`.
+    from dataclasses import dataclass as model_output
+else:
+    from dataclasses import dataclass
+
+    def model_output(cls: type) -> type:
+        """`dataclass` for a `ModelOutput`, which demands that every field has the default `None`."""
+        for name in cls.__annotations__:
+            setattr(cls, name, None)
+        return dataclass(cls)
 
 
 @contextmanager
@@ -137,7 +149,7 @@ def _lock_of(model: nn.Module) -> RLock:
         return _LOCKS.setdefault(model, RLock())
 
 
-def without_adapters(model: nn.Module) -> nn.Module:
+def without_adapters(model: Any) -> Any:
     """The model that adapters of PEFT are on, which are layers of it; any other model itself."""
     return getattr(model, "get_base_model", lambda: model)()
 

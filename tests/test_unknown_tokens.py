@@ -12,7 +12,7 @@ from hf_ebm.cli.main import main
 from hf_ebm.demo.score_table import score_lines
 from hf_ebm.evaluate_modules.scoring import score
 from hf_ebm.models.energy.token_roles import token_roles
-from hf_ebm.unknown_tokens import report_unknown, unknown_of
+from hf_ebm.texts import report_unknown, unknown_of
 from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer
 
@@ -23,7 +23,7 @@ STRANGE = ["the cat", "the 犬 sat", "☃", "god"]
 @pytest.fixture
 def warnings(monkeypatch):
     found = []
-    monkeypatch.setattr("hf_ebm.unknown_tokens.logger.warning", found.append)
+    monkeypatch.setattr("hf_ebm.texts.logger.warning", found.append)
     return found
 
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArgumen
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from hf_ebm.memory import check_fits, logit_bytes
+from hf_ebm.model_facts import num_outputs, target_length
 from hf_ebm.model_modes import state_kept
-from hf_ebm.models.position_limits import target_length
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.cost_columns import NamedParameters
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
@@ -24,7 +24,6 @@ from hf_ebm.plain_values import as_number
 from hf_ebm.trainers.columns import ColumnsApart, column_names, without_columns
 from hf_ebm.trainers.loss_terms import LossTerms, LossTermsMixin
 from hf_ebm.trainers.sequence_pairs import DEFAULT_LENGTH, encoder_inputs, length_terms, new_token_limit
-from hf_ebm.vocabulary import num_outputs
 
 
 @dataclass

@@ -46,7 +46,7 @@ from hf_ebm.assets.embedding import (
 from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.conditional import MaskedTargetCollator, encode_conditional
 from hf_ebm.data.symbols import symbol_tokenizer
-from hf_ebm.models.text_ids import plain_ids
+from hf_ebm.texts import plain_ids
 
 MAX_POSITIONS = 48
 

@@ -11,12 +11,10 @@ from hf_ebm.cli.common import AnyModelArguments
 from hf_ebm.cli.tables import Records, read_records
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.loading import is_residual, load_causal_model, load_residual_model
-from hf_ebm.models.position_limits import max_length
+from hf_ebm.model_facts import max_length, num_embeddings, special_ids
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.inputs_residual import lm_of
-from hf_ebm.models.special_tokens import special_ids
-from hf_ebm.unknown_tokens import report_unknown
-from hf_ebm.vocabulary import num_embeddings
+from hf_ebm.texts import report_unknown
 
 _IDS = pyarrow.list_(pyarrow.int64())
 # What a row of a text has.

@@ -34,7 +34,7 @@ from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.sampling.warm_start import DECODERS
-from hf_ebm.unknown_tokens import report_unknown
+from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig

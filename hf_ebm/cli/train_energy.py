@@ -12,8 +12,8 @@ from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.loading import EMBEDDED
 from hf_ebm.models.energy.encoding import encode_plain
+from hf_ebm.texts import report_unknown
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
-from hf_ebm.unknown_tokens import report_unknown
 
 DESCRIPTION = "a masked language model as an energy: --objective mle, pll, mlm, kl or kl+pll"
 

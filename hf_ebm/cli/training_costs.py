@@ -10,13 +10,12 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ebm.cli.training_models import pretrained
 from hf_ebm.loading import moved
-from hf_ebm.models.position_limits import cached_length
+from hf_ebm.model_facts import cached_length, num_outputs
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.trainers.scorer_cost import ScorerCost
 from hf_ebm.trainers.sequence_pairs import decoding_length, new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
-from hf_ebm.vocabulary import num_outputs
 
 
 @dataclass

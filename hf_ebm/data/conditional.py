@@ -18,9 +18,9 @@ from hf_ebm.models.energy.encoding import (
     rows_with_placeholder,
     target_placeholder,
 )
-from hf_ebm.models.text_ids import plain_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.texts import plain_ids
 
 
 def encode_conditional(

@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_string, check_choice, shown
+from hf_ebm.model_facts import max_length
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.position_limits import max_length
 from hf_ebm.plain_values import number
 from hf_ebm.sampling.configuration import kernel_names, settings_without_effect
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.unknown_tokens import unknown_of
+from hf_ebm.texts import unknown_of
 
 MAX_TOKENS = 128  # of a text, special tokens included
 MAX_EPOCHS = 200

@@ -10,7 +10,7 @@ from hf_ebm.checks import check_choice
 from hf_ebm.demo.comparison import as_local
 from hf_ebm.demo.prompts import read_lines, token_ids
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.unknown_tokens import unknown_of
+from hf_ebm.texts import unknown_of
 
 MAX_LINES = 32
 SORT_KEYS = ("energy", "energy per token")

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_ebm.loading import EMBEDDED, load_energy_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
-from hf_ebm.unknown_tokens import report_unknown
+from hf_ebm.texts import report_unknown
 
 
 def energy_model(

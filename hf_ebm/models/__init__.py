@@ -2,5 +2,5 @@
 
 - `energy`: masked language models as energies; `residual`: a causal language model corrected by an energy;
 - `autoregressive_product`: a product of two causal models; `lstm`: recurrent sequence-to-sequence models;
-- `reranking`, `position_limits`, `special_tokens`: what they share.
+- `checkpoints`, `adapters`, `probes`, `fingerprints`, `reranking`, `publishing`: what they share.
 """

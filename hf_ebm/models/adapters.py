@@ -22,8 +22,8 @@ from transformers.utils import (
 
 from hf_ebm.encoders import encodes_ids, made_up_states
 from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.models.checkpoints import refuse_missing_weights
 from hf_ebm.models.probes import close, five_tokens
-from hf_ebm.models.weights import refuse_missing_weights
 
 
 def found_file(name: str, file: str, **hub: Any) -> str | None:

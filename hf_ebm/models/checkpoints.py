@@ -1,19 +1,144 @@
-"""Models inside others whose classes come with their checkpoint: `auto_map` in its configuration, files beside it."""
+"""Models inside others, as checkpoints hold them: their configurations, the code that comes with them, their weights.
+
+A class that comes with a checkpoint is named by `auto_map` in its configuration and lies in files beside it.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save, get_class_from_dynamic_module
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_ebm.models.configs import CompositeConfig, UnloadedConfig
+from hf_ebm.plain_values import as_whole, wholes
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Config = TypeVar("Config", bound=PreTrainedConfig)
+Model = TypeVar("Model", bound=nn.Module)
 
 _CONFIG = "AutoConfig"
+# Contacts (ESM) and pooling play no part in energies or in next tokens.
+_UNUSED = ("contact_head", "pooler")
+
+
+class UnloadedConfig(PreTrainedConfig):
+    """An inner configuration whose class is in its checkpoint's own code, which has not been run.
+
+    Args:
+        values: the configuration as it was saved.
+    """
+
+    values: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self.auto_map = (self.values or {}).get("auto_map", {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as it was saved."""
+        others = {name: value for name, value in super().to_dict().items() if name != "values"}
+        return others | copy.deepcopy(self.values or {})
+
+
+class CompositeConfig(PreTrainedConfig):
+    """Base of configurations that hold others."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name in self.sub_configs_defaults:
+            value = getattr(self, name)
+            if isinstance(value, dict) and "AutoConfig" in (value.get("auto_map") or {}):
+                known: Any = CONFIG_MAPPING[value["model_type"]] if value.get("model_type") in CONFIG_MAPPING else None
+                if known is None or known.__module__.startswith("transformers."):
+                    setattr(self, name, UnloadedConfig(values=value))
+        super().__post_init__(**kwargs)
+
+    def _make_ids_plain(self, *names: str) -> None:
+        """Fields that hold a token id, or a list of them if they are called `…_ids`, as ints.
+
+        Raises:
+            ValueError: for what is neither `None` nor that.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            found = wholes(value) if name.endswith("_ids") else as_whole(name, value, 0)
+            if found is None:
+                raise ValueError(f"{name} must be a list of token ids, got {value!r}")
+            setattr(self, name, found)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is saved. The folder that an inner model was loaded from is left out, as it is of an outer one."""
+        saved = super().to_diff_dict()
+        for name in self.sub_configs_defaults:
+            if isinstance(saved.get(name), dict):
+                saved[name].pop("_name_or_path", None)
+        return saved
+
+
+def is_config(value: object, config_class: type[Config]) -> TypeIs[Config]:
+    """Whether a value is a configuration of this type.
+
+    By type, not class: a checkpoint's own code may have been loaded twice, from two of its files.
+    """
+    return getattr(type(value), "model_type", None) == config_class.model_type
+
+
+def inner_config(config: PreTrainedConfig | dict | None) -> PreTrainedConfig:
+    """A configuration inside another, which has made one of what it was given.
+
+    Raises:
+        ValueError: if it is none, or of a class that has not been loaded.
+    """
+    if isinstance(config, UnloadedConfig):
+        raise ValueError(
+            f"the inner model has code of its own ({', '.join(sorted(set(config.auto_map.values())))}), which is not "
+            "run unless asked for; look at it and load by from_pretrained(…, trust_remote_code=True), if that class "
+            "takes it"
+        )
+    if not isinstance(config, PreTrainedConfig):
+        raise ValueError(f"the inner configuration must be a PreTrainedConfig, got {type(config).__name__}")
+    return config
+
+
+def refuse_missing_weights(name: str | os.PathLike | None, info: dict) -> None:
+    """Raises `ValueError` for a checkpoint that lacks weights, or has some of another shape.
+
+    Args:
+        name: of the checkpoint.
+        info: what `from_pretrained(output_loading_info=True)` says of it.
+    """
+    of_other_shape = [entry[0] if isinstance(entry, tuple) else entry for entry in info.get("mismatched_keys") or ()]
+    needed = sorted({*info["missing_keys"], *of_other_shape})
+    needed = [key for key in needed if not any(unused in key for unused in _UNUSED)]
+    if needed:
+        shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
+        raise ValueError(f"{name}: the checkpoint has no weights for {shown}, which would be random")
+
+
+def keep_weights(modules: Iterable[nn.Module]) -> None:
+    """`post_init` must not touch weights that are somebody's."""
+    for module in modules:
+        vars(module)["_is_hf_initialized"] = True
+
+
+def load_whole(
+    load: Callable[..., Model], name: str | os.PathLike | None, *args: Any, **kwargs: Any
+) -> tuple[Model, dict]:
+    """What a `from_pretrained` loads, and its loading info; `ValueError` for weights that the checkpoint lacks."""
+    loaded: Any = load(name, *args, output_loading_info=True, **kwargs)  # annotated as the model alone
+    model, info = loaded
+    refuse_missing_weights(name, info)
+    return model, info
 
 
 def needed_code(config: PreTrainedConfig | dict, auto_class: type) -> dict[str, str]:

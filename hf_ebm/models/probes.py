@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.vocabulary import num_embeddings
 
 
 @torch.no_grad()

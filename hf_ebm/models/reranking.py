@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_list, shown
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import model_output
 from hf_ebm.plain_values import as_number, listed, number
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from hf_ebm.models.residual import JointGenerationConfig, JointGenerationOutput, ResidualEnergyModel
 from hf_ebm.models.residual.generation_residual import stream_seed
-from hf_ebm.models.text_ids import prompt_encoder
 from hf_ebm.pipelines.generating import GeneratingPipeline
+from hf_ebm.texts import prompt_encoder
 
 
 class JointSamplingPipeline(GeneratingPipeline):

@@ -14,7 +14,7 @@ from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, Pipelin
 from hf_ebm.checks import check_choice, shown
 from hf_ebm.pipelines.loading import LoadFailure, ready_model
 from hf_ebm.plain_values import as_whole, whole
-from hf_ebm.unknown_tokens import UNKNOWN_TOKENS, report_unknown
+from hf_ebm.texts import UNKNOWN_TOKENS, report_unknown
 
 
 class RowPipeline(Pipeline):

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ebm.encoders import encodes_ids, made_up_states
+from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.token_losses import IGNORED, at_least_float32
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
-from hf_ebm.vocabulary import num_embeddings
 
 _PROBE_LENGTH = 5
 # Of models that have been calibrated: `generate` makes a decoder for every batch.

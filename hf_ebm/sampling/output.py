@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import model_output
 from hf_ebm.sampling.diagnostics import import_arviz
 from hf_ebm.sampling.run import ChainRun, Trace
 

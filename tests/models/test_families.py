@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ebm import EnergyModel
+from hf_ebm.model_facts import max_length
 from hf_ebm.models.energy.inputs import UNSUPPORTED_MODEL_TYPES
-from hf_ebm.models.position_limits import max_length
 from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.module_state import state_of
 

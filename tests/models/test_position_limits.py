@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from hf_ebm import EnergyModel, ResidualEnergyModel
-from hf_ebm.models.position_limits import limit_of, max_length
+from hf_ebm.model_facts import limit_of, max_length
 from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.models.test_families import FAMILIES, MASK
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer

@@ -5,7 +5,7 @@ import torch
 import transformers as tf
 from transformers import LogitsProcessor
 
-from hf_ebm.models.position_limits import cached_length
+from hf_ebm.model_facts import cached_length
 from hf_ebm.trainers import (
     MGSConfig,
     MGSTrainer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from hf_ebm.models.configs import CompositeConfig
+from hf_ebm.models.checkpoints import CompositeConfig
 
 
 class ProductLMConfig(CompositeConfig):

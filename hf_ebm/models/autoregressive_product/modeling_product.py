@@ -13,17 +13,14 @@ from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTraine
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.checks import as_ids, as_mask, as_numbers_of
+from hf_ebm.model_facts import counts_padding, num_embeddings
 from hf_ebm.models.adapters import refuse_adapters, unwrapped
 from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
-from hf_ebm.models.configs import inner_config, is_config
-from hf_ebm.models.own_code import refuse_class_of_its_own
-from hf_ebm.models.position_limits import counts_padding
+from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
 from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.objectives.token_losses import IGNORED, at_least_float32, cross_entropy_sum
 from hf_ebm.plain_values import as_number
-from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
     from typing import Self

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import check_tokenizer, shown
-from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_facts import Limit, limit_of, max_length, num_embeddings
+from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.energy.context import by_row, is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.encoding import (
     as_texts,
@@ -28,15 +28,13 @@ from hf_ebm.models.energy.encoding import (
 )
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
-from hf_ebm.models.position_limits import Limit, limit_of, max_length
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.sampling.streams import LENGTH, chain_generator
-from hf_ebm.unknown_tokens import report_unknown
-from hf_ebm.vocabulary import num_embeddings
+from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig

@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from hf_ebm.checks import check_choice
-from hf_ebm.models.configs import CompositeConfig
+from hf_ebm.models.checkpoints import CompositeConfig
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
@@ -29,7 +29,7 @@ class EnergyConfig(CompositeConfig):
         prefix_token_ids, suffix_token_ids: ids the tokenizer puts around a text; unconditional sampling does the same.
 
         max_sequence_length: the longest sequence in tokens, special ones included, in place of what the model's
-            configuration and the tokenizer say; see `hf_ebm.models.position_limits`.
+            configuration and the tokenizer say; see `hf_ebm.model_facts`.
 
     Raises:
         ValueError: for an energy or a scoring variant that doesn't exist, and ids that are no whole numbers from 0 up.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ebm.checks import as_ids, as_mask, as_whole_numbers, shown
+from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import state_kept
-from hf_ebm.models.position_limits import limit_of
 from hf_ebm.scoring.rows import Context, Sequences, attended_spans
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_string, shown
-from hf_ebm.models.position_limits import Limit, limit_of
+from hf_ebm.model_facts import Limit, limit_of
 from hf_ebm.plain_values import as_path
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ebm.checks import as_ids, as_mask
+from hf_ebm.model_facts import limit_of
 from hf_ebm.models.energy.context import check_range, context_of
-from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import has_token_logits, is_causal
 from hf_ebm.scoring.rows import Sequences, attended_spans
 

@@ -13,7 +13,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import CONFIG_NAME, ModelOutput
 
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import model_output
 from hf_ebm.models.adapters import (
     adapter_settings,
     adapter_to_save,
@@ -24,7 +24,18 @@ from hf_ebm.models.adapters import (
     refuse_other_adapter,
     unwrapped,
 )
-from hf_ebm.models.configs import inner_config, is_config
+from hf_ebm.models.checkpoints import (
+    check_found_again,
+    check_trust,
+    has_own_code,
+    inner_config,
+    is_config,
+    keep_weights,
+    load_inner_code,
+    load_whole,
+    refuse_own_code,
+    save_code,
+)
 from hf_ebm.models.energy.adapters_energy import EnergyAdaptersMixin
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
@@ -32,16 +43,7 @@ from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, ch
 from hf_ebm.models.energy.resizing import rehearse, resized_number, resized_roles
 from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
 from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
-from hf_ebm.models.own_code import (
-    check_found_again,
-    check_trust,
-    has_own_code,
-    load_inner_code,
-    refuse_own_code,
-    save_code,
-)
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.plain_values import as_text
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies

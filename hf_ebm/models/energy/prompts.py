@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import as_ids, as_whole_numbers, shown
+from hf_ebm.model_facts import limit_of
 from hf_ebm.models.energy.context import context_of
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, padding_id
-from hf_ebm.models.position_limits import limit_of
 from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.sampling.streams import LENGTH, chain_generator

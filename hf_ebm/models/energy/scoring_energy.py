@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
-from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.context import by_row
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
 from hf_ebm.models.energy.energy_base import EnergyBase
@@ -23,7 +22,7 @@ from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
-from hf_ebm.unknown_tokens import report_unknown
+from hf_ebm.texts import report_unknown
 
 # Texts whose masked rows form one pool: enough to fill forward passes, few enough to bound memory.
 _TEXTS_PER_POOL = 256

@@ -11,12 +11,12 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits, logit_bytes
+from hf_ebm.model_facts import num_outputs
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded
-from hf_ebm.vocabulary import num_outputs
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.residual_base import ResidualBase

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from hf_ebm.models.configs import CompositeConfig
+from hf_ebm.models.checkpoints import CompositeConfig
 from hf_ebm.plain_values import as_whole
 
 
@@ -27,7 +27,7 @@ class ResidualEnergyConfig(CompositeConfig):
         start_token_id: the token an empty prefix is made of, if there is one.
         lm_pad_token_id: what stands behind the end of the language model's rows.
         max_sequence_length: the longest row in tokens of the language model, and of the encoder, in place of what their
-            configurations and the encoder's tokenizer say; see `hf_ebm.models.position_limits`.
+            configurations and the encoder's tokenizer say; see `hf_ebm.model_facts`.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
 
     Raises:

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import advice_on_ids, as_truth
 from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import model_output
 from hf_ebm.models.residual.candidates import (
     Proposal,
     candidate_energies,

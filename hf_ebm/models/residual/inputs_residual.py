@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import advice_on_ids, as_list, as_mask, is_dense, shown
-from hf_ebm.models.position_limits import limit_of
-from hf_ebm.vocabulary import num_embeddings
+from hf_ebm.model_facts import limit_of, num_embeddings
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.residual_base import ResidualBase

@@ -23,15 +23,20 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_ids, as_mask, check_choice, check_tokenizer, shown
-from hf_ebm.model_modes import state_kept
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_facts import limit_of, num_embeddings, special_ids
+from hf_ebm.model_modes import model_output, state_kept
 from hf_ebm.models.adapters import refuse_adapter_alone, refuse_adapters, unwrapped
-from hf_ebm.models.configs import inner_config, is_config
+from hf_ebm.models.checkpoints import (
+    check_trust,
+    inner_config,
+    is_config,
+    keep_weights,
+    load_whole,
+    refuse_class_of_its_own,
+)
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.fingerprints import fingerprint
-from hf_ebm.models.own_code import check_trust, refuse_class_of_its_own
-from hf_ebm.models.position_limits import limit_of
 from hf_ebm.models.probes import (
     check_causal,
     check_not_block_sparse,
@@ -45,11 +50,8 @@ from hf_ebm.models.residual.generation_residual import JointGenerationConfig, Jo
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
 from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
 from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
-from hf_ebm.models.special_tokens import special_ids
-from hf_ebm.models.weights import keep_weights, load_whole
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_text
-from hf_ebm.vocabulary import num_embeddings
 
 if TYPE_CHECKING:
     from typing import Self

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import as_truth
-from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.residual.candidates import (
     Proposal,
     candidate_energies,

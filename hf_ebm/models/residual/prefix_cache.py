@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.models.probes import close, is_causal
-from hf_ebm.vocabulary import num_embeddings
 
 
 def prefix_cache(model: PreTrainedModel, prefixes: Tensor) -> tuple[DynamicCache, Tensor]:

@@ -11,16 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_truth, check_tokenizer
-from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.model_outputs import model_output
+from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.energy.encoding import as_texts
 from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of
 from hf_ebm.models.residual.residual_base import ResidualBase
-from hf_ebm.models.text_ids import plain_ids, prompt_encoder
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import check_energies
-from hf_ebm.unknown_tokens import report_unknown
+from hf_ebm.texts import plain_ids, prompt_encoder, report_unknown
 
 ROWS_AT_ONCE = 64
 
