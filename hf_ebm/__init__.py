@@ -7,28 +7,36 @@
 - `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
 - `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
 - `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
+
+Nothing is imported before it is used. Transformers' auto classes know the models from the start.
 """
 
-import sys
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hf_ebm import registration
 
 __version__ = "0.1.0"
 
-
-def _is_command() -> bool:
-    """Whether this process is the command, as a script or by -m: it imports what it needs after it has begun."""
-    modules = [module for flag, module in pairwise(sys.orig_argv) if flag == "-m"]
-    return modules[:1] == ["hf_ebm"] or Path(sys.argv[0]).stem == "hf-ebm"
-
-
-if TYPE_CHECKING or not _is_command():
+if TYPE_CHECKING:
     from hf_ebm.public import *  # noqa: F403
     from hf_ebm.public import __all__ as __all__
 else:
 
     def __getattr__(name: str) -> Any:
-        from hf_ebm import public
+        from importlib import import_module
+        from importlib.util import find_spec
 
-        return getattr(public, name)
+        public = import_module("hf_ebm.public")
+        if name == "__all__" or name in public.__all__:
+            return getattr(public, name)
+        if not name.startswith("_") and find_spec(f"hf_ebm.{name}"):
+            return import_module(f"hf_ebm.{name}")
+        raise AttributeError(f"module 'hf_ebm' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        from hf_ebm.public import __all__ as names
+
+        return sorted([*(name for name in globals() if name.startswith("__")), *names])
+
+
+registration.announce()

@@ -66,7 +66,7 @@ def register(
     installed `hf_ebm` goes before.
     """
     remote = config_class.__module__.startswith("transformers_modules.")
-    if config_class.model_type in CONFIG_MAPPING or (remote and not inside_a_checkpoint):
+    if remote and (config_class.model_type in CONFIG_MAPPING or not inside_a_checkpoint):
         return
     AutoConfig.register(config_class.model_type, config_class)
     for auto_class, model_class in auto_classes.items():
