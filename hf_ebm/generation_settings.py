@@ -1,15 +1,23 @@
-"""Generation settings of the project's own models, in place of those of left-to-right decoding."""
+"""Generation settings of the project's own models, in place of those of left-to-right decoding.
+
+A setting is declared once, as a field of a settings class: its type, default, help, choices and bounds. Its check, its
+entry in the documentation, its option of a command and its type after `resolved` follow from that.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, overload
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.plain_values import as_number, as_whole
 
 if TYPE_CHECKING:
@@ -20,19 +28,99 @@ else:
     _Model = object
 
 logger = logging.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """The type of a setting: `T` once settings are resolved, `T | None` until then."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, settings: Resolved, owner: type | None = None) -> T: ...
+        @overload
+        def __get__(self, settings: GenerationSettings | None, owner: type | None = None) -> T | None: ...
+        def __get__(self, settings: object, owner: type | None = None) -> T | None: ...
+
+
+class Resolved:
+    """What `resolved` gives is of this kind as well, for type checkers alone."""
+
+
+def setting(
+    default: Any,
+    about: str = "",
+    *,
+    choices: Mapping[str, Any] | None = None,
+    check: Callable[[str, Any], Any] | None = None,
+    **bounds: float,
+) -> Any:
+    """A field that declares a setting.
+
+    Args:
+        default: its value where nobody sets it.
+        about: its help, in sentences.
+        choices: what a text may be: names with what they are, a text or an entry with `about`.
+        check: `(name, value) -> plain value`, for what isn't a choice, a number or a truth value.
+        bounds: of a number: `least`, `above`, `most`, `below`.
+    """
+    return field(default=default, metadata={"about": about, "choices": choices, "check": check, "bounds": bounds})
+
+
+def help_of(own: Field) -> str:
+    """What a setting does, with what it may be."""
+    choices = own.metadata["choices"] or {}
+    told = "; ".join(f"`{name}` {getattr(entry, 'about', entry)}" for name, entry in choices.items())
+    return " ".join(part for part in (own.metadata["about"], told and f"{told}.") if part)
+
+
+def option_type(own: Field) -> type:
+    """What a setting is made of on a command line: a list if it may be one, else a value."""
+    return list[int] if list[int] in _kinds(own) else _kinds(own)[0]
+
+
+def _kinds(own: Field) -> list[type]:
+    """The types a setting may have, `None` left out."""
+    (declared,) = get_args(own.type)
+    return (
+        [kind for kind in get_args(declared) if kind is not NoneType] if isinstance(declared, UnionType) else [declared]
+    )
+
+
+def _checked(own: Field, value: Any) -> Any:
+    """A value of a setting, made plain. Raises `ValueError` for what it may not be."""
+    if own.metadata["check"] is not None:
+        return own.metadata["check"](own.name, value)
+    if own.metadata["choices"] is not None:
+        check_choice(own.name, value, own.metadata["choices"])
+        return value
+    checks: dict[type, Callable[..., Any]] = {int: as_whole, float: as_number, bool: as_truth}
+    return checks[option_type(own)](own.name, value, **own.metadata["bounds"])
+
+
+def _told(own: Field) -> str:
+    """A setting's entry in the docstring of its class."""
+    kinds = " or ".join(f"`{inspect.formatannotation(kind)}`" for kind in _kinds(own))
+    default = "" if own.default is None else f", default `{own.default!r}`"
+    entry = f"{own.name} ({kinds}{default}): {help_of(own)}"
+    return textwrap.fill(entry, 116, initial_indent=4 * " ", subsequent_indent=8 * " ", break_on_hyphens=False)
 
 
 class GenerationSettings(GenerationConfig):
     """Base of the settings classes: a field that is `None` takes the model's setting, else the class's default.
 
-    Subclasses give `defaults`, a value for each field, and `validate`.
+    Subclasses declare each setting as a field, `name: Setting[type] = setting(default, about, …)`, and check in
+    `check_combinations` what contradicts itself. They are dataclasses, but for what makes and compares them.
+
+    Attributes:
+        defaults: a value for each setting.
 
     Raises:
-        ValueError: for unknown fields.
+        ValueError: for unknown fields, and for values that are out of range or contradict each other.
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
-    seed: int | None
+    seed: Setting[int]
 
     if TYPE_CHECKING:  # Transformers' own annotations say `GenerationConfig`
 
@@ -45,6 +133,15 @@ class GenerationSettings(GenerationConfig):
     # A Trainer aligns these with its tokenizer. Here they are the model configuration's business.
     bos_token_id = eos_token_id = pad_token_id = property(lambda self: None, lambda self, value: None)
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.__annotations__ = inspect.get_annotations(cls, eval_str=True)
+        dataclass(init=False, repr=False, eq=False)(cls)
+        cls.defaults = {own.name: own.default for own in cls.declared()}
+        if "__doc__" in vars(cls) and cls.__doc__:
+            summary, _, rest = inspect.cleandoc(cls.__doc__).partition("\n\n")
+            cls.__doc__ = "\n".join([summary, "", "Args:", *map(_told, cls.declared()), "", rest])
+
     def __init__(self, **kwargs: Any):
         # The parent's fields are those of left-to-right decoding; none of them applies, so its __init__ is not called.
         for name in self.defaults:
@@ -54,6 +151,11 @@ class GenerationSettings(GenerationConfig):
         self.transformers_version = kwargs.pop("transformers_version", None)
         self._refuse_unknown(kwargs)
         self.validate()
+
+    @classmethod
+    def declared(cls) -> tuple[Field, ...]:
+        """The settings as they are declared."""
+        return fields(cls)  # type: ignore[arg-type]  # `__init_subclass__` makes dataclasses
 
     @classmethod
     def _refuse_unknown(cls, given: Iterable[str]) -> None:
@@ -70,6 +172,16 @@ class GenerationSettings(GenerationConfig):
         """Model configurations hold no such settings; Transformers expects this error."""
         raise NotImplementedError
 
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """Makes values plain. Raises `ValueError` for those out of range and for contradictory ones."""
+        for own in self.declared():
+            if getattr(self, own.name) is not None:
+                setattr(self, own.name, _checked(own, getattr(self, own.name)))
+        self.check_combinations()
+
+    def check_combinations(self) -> None:
+        """Raises `ValueError` for settings that contradict each other."""
+
     def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> GenerationSettings:
         """A complete copy: `overrides` over these settings over `base` over the defaults.
 
@@ -84,18 +196,6 @@ class GenerationSettings(GenerationConfig):
     def settings(self) -> dict[str, Any]:
         """The settings that are set."""
         return {name: getattr(self, name) for name in self.defaults if getattr(self, name) is not None}
-
-    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
-        if getattr(self, name) is not None:
-            check_choice(name, getattr(self, name), allowed)
-
-    def _check_whole(self, name: str, least: int) -> None:
-        if getattr(self, name) is not None:
-            setattr(self, name, as_whole(name, getattr(self, name), least))
-
-    def _check_number(self, name: str, **bounds: float) -> None:
-        if getattr(self, name) is not None:
-            setattr(self, name, as_number(name, getattr(self, name), **bounds))
 
 
 class SettingsGenerationMixin(_Model):

@@ -29,6 +29,8 @@ def sampling(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> None:
     config = ChainGenerationConfig(num_chains=2)
     assert_type(config.num_epochs, int | None)
     assert_type(config.resolved(config, {}), ResolvedChainConfig)
+    assert_type(config.resolved(config, {}).num_epochs, int)
+    assert_type(config.resolved(config, {}).final_block_size, int | None)
     nothing = TextEnergy(lambda texts: [0.0] * len(texts), tokenizer)
     out = model.generate(lengths=6, generation_config=config, extra_energies=[(1.0, nothing)])
     assert_type(out, ChainGenerationOutput)

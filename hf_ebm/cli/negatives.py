@@ -24,11 +24,11 @@ from hf_ebm.cli.continuation_data import (
     read_texts,
     special_tokens,
 )
-from hf_ebm.cli.options import parse
+from hf_ebm.cli.options import parse, setting_options
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints
-from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.models.residual import JointGenerationConfig, ResidualEnergyModel
 from hf_ebm.models.residual.candidates import Proposal, check_batch_fits, check_continuations_fit, sample_continuations
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.processes import joined
@@ -45,19 +45,23 @@ class NegativesArguments:
 
     output: str = field(metadata={"help": "Where to: .jsonl, .parquet."})
     num_negatives: int = field(default=1, metadata={"help": "Continuations of each prefix."})
-    temperature: float = field(default=1.0, metadata={"help": "Other than 1 the noise isn't the language model."})
-    top_k: int | None = field(default=None, metadata={"help": "Sample among so many tokens."})
-    top_p: float | None = field(default=None, metadata={"help": "Sample among the likeliest tokens of this mass."})
     texts_at_once: int = field(default=64, metadata={"help": "Texts sampled for together; draws depend on it."})
-    seed: int = field(default=0, metadata={"help": "Of the samples."})
+
+
+_SAMPLING = setting_options(
+    JointGenerationConfig, "How continuations are sampled.", ("temperature", "top_k", "top_p", "seed"),
+    {"temperature": "Other than 1 the noise isn't the language model.", "seed": "Of the samples."},
+    temperature=1.0, seed=0,
+)  # fmt: skip
 
 
 def run(argv: list[str]) -> None:
     """Samples for the texts that the output doesn't hold yet."""
-    arguments, data, which = parse(
-        [NegativesArguments, ContinuationArguments, AnyModelArguments], argv, "negatives", __doc__
+    arguments, sampling, data, which = parse(
+        [NegativesArguments, _SAMPLING, ContinuationArguments, AnyModelArguments], argv, "negatives", __doc__
     )
     _check(arguments, data)
+    JointGenerationConfig(**vars(sampling))  # which refuses what they may not be
     state = joined(which.device)
     if data.input == "-" and state.num_processes > 1:
         raise ValueError("input: several processes cannot share standard input; give a file")
@@ -76,21 +80,21 @@ def run(argv: list[str]) -> None:
     check_batch_fits("num_negatives, texts_at_once", together, lm)
     records = RunRecords(output, ("row",), numbers)
     if state.is_main_process:
-        settings = {**asdict(arguments), **asdict(data), **asdict(which)}
+        settings = {**asdict(arguments), **asdict(sampling), **asdict(data), **asdict(which)}
         recipe = {name: value for name, value in settings.items() if name not in _CHANGE_NOTHING}
         checksums = model_fingerprints(lm, tokenizer)
         records.open({"command": "negatives", **recipe, "inputs": texts.digest(), "checksums": checksums})
     state.wait_for_everyone()
     known = {record["row"] for record in records.read()}
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
-    proposal = Proposal(data.max_new_tokens, tuple(end_ids), arguments.temperature, arguments.top_k, arguments.top_p)
+    proposal = Proposal(data.max_new_tokens, tuple(end_ids), sampling.temperature, sampling.top_k, sampling.top_p)
     blocks = range(0, len(rows), arguments.texts_at_once)
     missing = [at for at in blocks if not known.issuperset(range(at, min(at + arguments.texts_at_once, len(rows))))]
     with records.filling():
         for at in missing[state.process_index :: state.num_processes]:
             block = rows[at : at + arguments.texts_at_once]
             prefixes = [torch.tensor(row["prefix_ids"]) for row in block]
-            seed, together = stream_seed(arguments.seed, at), len(block) * arguments.num_negatives
+            seed, together = stream_seed(sampling.seed, at), len(block) * arguments.num_negatives
             drawn = sample_continuations(lm, prefixes, arguments.num_negatives, proposal, seed, together)
             records.append(
                 [
@@ -109,13 +113,4 @@ def _check(arguments: NegativesArguments, data: ContinuationArguments) -> None:
     if arguments.output == "-":
         raise ValueError("output must be a file: a run on standard output could not go on after a kill")
     check_writable(arguments.output)
-    check_positive(
-        num_negatives=arguments.num_negatives, texts_at_once=arguments.texts_at_once, top_k=arguments.top_k,
-        max_rows=data.max_rows,
-    )  # fmt: skip
-    if not 1e-6 <= arguments.temperature < float("inf"):
-        raise ValueError(f"temperature must be a number from 0.000001 up, got {arguments.temperature}")
-    if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and up to 1, got {arguments.top_p}")
-    if arguments.seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
+    check_positive(num_negatives=arguments.num_negatives, texts_at_once=arguments.texts_at_once, max_rows=data.max_rows)

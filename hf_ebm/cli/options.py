@@ -5,9 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from argparse import SUPPRESS, Action, HelpFormatter
+from collections.abc import Iterable
+from dataclasses import field, make_dataclass
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
+
+from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
 
 
 def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
@@ -22,6 +26,33 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
         raise ValueError(_not_there(parser, rest, command))
     # Transformers would read further options from a file beside the program.
     return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+
+
+def setting_options(
+    settings: type[GenerationSettings],
+    title: str,
+    names: Iterable[str] = (),
+    helps: dict[str, str] | None = None,
+    **defaults: Any,
+) -> type:
+    """Settings of a settings class as options; one that isn't given is `None`, so that others' settings hold.
+
+    Args:
+        title: of the dataclass that is made.
+        names: of the settings; by default all.
+        helps: help of options where the setting's isn't so on the command line.
+        defaults: of options that have one of their own.
+    """
+    options = []
+    for own in settings.declared():
+        told = help_of(own).replace("`", "").replace("%", "%%")
+        if own.default is not None and own.name not in defaults:
+            told += f" Default: the model's own, or {own.default}."
+        metadata = {"help": (helps or {}).get(own.name, told)}
+        options.append((own.name, option_type(own) | None, field(default=defaults.get(own.name), metadata=metadata)))
+    made = make_dataclass("Settings", [option for option in options if option[0] in (names or settings.defaults)])
+    made.__doc__ = title
+    return made
 
 
 class _Parser(HfArgumentParser):

@@ -6,10 +6,9 @@ kill, goes on where it stopped; the processes of `torchrun --nproc_per_node N -m
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow
@@ -21,7 +20,7 @@ from transformers.utils import logging
 
 from hf_ebm.cli.chain_records import ChainRecords
 from hf_ebm.cli.common import ModelArguments, load_model
-from hf_ebm.cli.options import parse
+from hf_ebm.cli.options import parse, setting_options
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import encode_plain
@@ -33,7 +32,6 @@ from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
-from hf_ebm.sampling.warm_start import DECODERS
 from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:
@@ -48,50 +46,11 @@ logger = logging.get_logger(__name__)
 # Masks of other models, and blanks.
 _MASKS = re.compile(r"<mask>|\[mask\]|\{mask\}|<extra_id_\d+>|<\|mask\|>|_{3,}", re.IGNORECASE)
 
-_TYPES = {
-    "lengths": list[int], "block_size": list[int], "suppress_tokens": list[int], "exclude_current": bool,
-    "energy_temperature": float, "energy_temperature_decay": float, "min_energy_temperature": float,
-    "proposal_temperature": float, "proposal_top_p": float, "proposal_epsilon": float,
-    "kernel": str, "block_fill": str, "block_layout": str, "order": str, "warm_start": str,
-}  # fmt: skip
-
-
-# Where what a docstring says isn't so on the command line.
+# Where what a setting's help says isn't so on the command line.
 _OWN_HELP = {
     "lengths": "Numbers of free tokens where there is no prompt; each makes one.",
     "seed": "Seed of the chains' own random streams: the same command gives the same chains.",
 }
-_OWN_DEFAULTS = {"seed": 0}
-
-
-def _kernel_help() -> str:
-    chains = [f"{name} {kernel.about}" for name, kernel in KERNELS.items()]
-    return "; ".join([*chains, *(f"{name} is a decoder, with num_epochs iterations" for name in DECODERS)]) + "."
-
-
-def _setting_help(name: str) -> str:
-    """A setting's help text, from the docstring that documents it ("" without docstrings)."""
-    arguments = inspect.cleandoc(ChainGenerationConfig.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
-    told = ""
-    for entry in re.split(r"\n {4}(?=\w+ \()", f"\n{arguments}"):
-        heading, _, text = entry.partition(": ")
-        if heading.startswith(f"{name} ("):
-            told = " ".join(text.split()).replace("`", "").replace("%", "%%")
-    default = ChainGenerationConfig.defaults[name]
-    told = f"{told[:1].upper()}{told[1:]}"
-    return told if default is None else f"{told} Default: the model's own, or {default}."
-
-
-def _option(name: str) -> tuple:
-    told = {"help": _kernel_help() if name == "kernel" else _OWN_HELP.get(name) or _setting_help(name)}
-    return name, _TYPES.get(name, int) | None, field(default=_OWN_DEFAULTS.get(name), metadata=told)
-
-
-def _chain_arguments() -> type:
-    """Every setting of `ChainGenerationConfig` as an option; what isn't given is left to the model's own settings."""
-    made = make_dataclass("ChainArguments", map(_option, ChainGenerationConfig.defaults))
-    made.__doc__ = "Settings of the chains."
-    return made
 
 
 @dataclass
@@ -113,9 +72,8 @@ class SampleArguments:
 
 def run(argv: list[str]) -> None:
     """Runs the chains that the output doesn't hold yet and prints a summary."""
-    arguments, which, chain_arguments = parse(
-        [SampleArguments, ModelArguments, _chain_arguments()], argv, "sample", __doc__
-    )
+    chain_options = setting_options(ChainGenerationConfig, "Settings of the chains.", helps=_OWN_HELP, seed=0)
+    arguments, which, chain_arguments = parse([SampleArguments, ModelArguments, chain_options], argv, "sample", __doc__)
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")

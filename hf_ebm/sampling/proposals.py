@@ -153,7 +153,7 @@ class BlockProposal(NamedTuple):
             size: (n,) how many of them count, at least 1.
             uniforms: (n, b) numbers in [0, 1), float64.
         """
-        return FILLS[self.fill](ids, chains, positions, size, uniforms, target, self.warp)
+        return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.warp)
 
 
 def _fill_in_parallel(
@@ -244,5 +244,20 @@ def _reverse_of_sequential(
     return result.index_add(0, source, back)
 
 
-# How the positions of a block are drawn: all from one row, or one at a time, given those already drawn.
-FILLS: dict[str, Callable[..., Proposed]] = {"parallel": _fill_in_parallel, "sequential": _fill_sequentially}
+class Fill(NamedTuple):
+    """A way to draw the positions of a block.
+
+    Attributes:
+        propose: `(ids, chains, positions, size, uniforms, target, warp) -> Proposed`, as `BlockProposal` is called.
+        about: what it does, for help texts.
+    """
+
+    propose: Callable[..., Proposed]
+    about: str
+
+
+# Every fill there is, the default first. An entry is all that a new one needs.
+FILLS: dict[str, Fill] = {
+    "parallel": Fill(_fill_in_parallel, "draws a block from one row"),
+    "sequential": Fill(_fill_sequentially, "draws one position at a time, given those already drawn"),
+}

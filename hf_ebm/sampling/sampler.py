@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
-from hf_ebm.sampling.blocks import epoch_blocks
+from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.run import ChainRun, Tally, Trace
@@ -126,7 +126,8 @@ def epoch_steps(
     ]
     table = np.concatenate([own[:-1].reshape(5, -1) for own in draws], axis=1)
     offsets = np.array([own[-1] for own in draws])
-    blocks = epoch_blocks(columns, size, config.block_layout, config.order, table[:2], offsets)
+    layout, order = LAYOUTS[config.block_layout], ORDERS[config.order]
+    blocks = epoch_blocks(columns, size, layout, order, table[:2], offsets)
     # A chain takes its numbers for tokens in the order of its visits, those for acceptance in the order of its steps.
     counted = np.arange(blocks.visit.shape[2]) < blocks.size[..., None]
     fill = np.where(counted, table[2][blocks.visit], 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,10 +92,39 @@ def _decoded(iterations: int) -> Callable[..., Tensor]:
     return lambda ids, masked, generators, target, proposal: mask_predict(ids, masked, iterations, target)[0]
 
 
-# `(ids, masked, generators, target, proposal) -> ids`: what fills masks before the first epoch, the default first.
-WARM_STARTS: dict[str, Callable[..., Tensor]] = {
-    "sample": sample_masks, "greedy": _decoded(1), "mask_predict": _decoded(_ITERATIONS),
-}  # fmt: skip
+class WarmStart(NamedTuple):
+    """A way to fill masks before the first epoch.
 
-# `(ids, masked, iterations, target) -> (ids, mean log probabilities)`: what fills masks and makes no chain.
-DECODERS = {"mask_predict": mask_predict}
+    Attributes:
+        fill: `(ids, masked, generators, target, proposal) -> ids`, as `sample_masks`.
+        about: what it does, for help texts.
+    """
+
+    fill: Callable[..., Tensor]
+    about: str
+
+
+class Decoder(NamedTuple):
+    """What fills masks and makes no chain.
+
+    Attributes:
+        decode: `(ids, masked, iterations, target) -> (ids, mean log probabilities)`, as `mask_predict`.
+        about: what it does, for help texts.
+    """
+
+    decode: Callable[..., tuple[Tensor, Tensor]]
+    about: str
+
+
+# Every warm start there is, the default first, and every decoder. An entry is all that a new one needs.
+WARM_STARTS: dict[str, WarmStart] = {
+    "sample": WarmStart(sample_masks, "draws them one at a time in random order"),
+    "greedy": WarmStart(_decoded(1), "takes the most probable tokens in one pass"),
+    "mask_predict": WarmStart(_decoded(_ITERATIONS), "iterates"),
+}
+DECODERS: dict[str, Decoder] = {
+    "mask_predict": Decoder(
+        mask_predict,
+        "is the deterministic iterative decoder of Ghazvininejad et al. (2019), with num_epochs iterations",
+    ),
+}

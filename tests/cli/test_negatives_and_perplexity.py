@@ -227,7 +227,10 @@ def test_rerank_with_a_residual_model(folders, tmp_path):
         (["perplexity", "--model", "{models}/torn"], "has no weights for"),
         (["negatives", "--output", "{tmp}/o.csv"], "must end in .jsonl, .ndjson, .json or .parquet"),
         (["negatives", "--output", "-"], "output must be a file"),
-        (["negatives", "--output", "{tmp}/o.jsonl", "--top_p", "2"], "top_p must be above 0 and up to 1, got 2.0"),
+        (
+            ["negatives", "--output", "{tmp}/o.jsonl", "--top_p", "2"],
+            "top_p must be a number above 0 and up to 1, got 2.0",
+        ),
         (
             ["negatives", "--output", "{tmp}/o.jsonl", "--temperature", "0"],
             "temperature must be a number from 0.000001 up, got 0.0",

@@ -340,7 +340,7 @@ def _with_start(job: _Job, proposal: BlockProposal) -> ChainRun:
     if bool(masked.any()):
         ids = ids.masked_fill(masked, target.runner.known_mask_id)
         generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
-        ids = WARM_STARTS[config.warm_start](ids, masked, generators, target, proposal)
+        ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
     state = target.state(ids)
     return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows - rows_before)
 
@@ -406,7 +406,7 @@ def _run_decoder(job: _Job) -> tuple[ChainRun, Tensor]:
     target = job.target
     rows_before = target.runner.num_rows
     ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
-    ids, confidence = DECODERS[job.config.kernel](ids, target.free, job.config.num_epochs, target)
+    ids, confidence = DECODERS[job.config.kernel].decode(ids, target.free, job.config.num_epochs, target)
     state = target.state(ids)
     run = job.run.with_room(1, 1)
     run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()

@@ -12,7 +12,7 @@ from transformers import BatchEncoding
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import advice_on_ids, as_truth
-from hf_ebm.generation_settings import GenerationSettings, SettingsGenerationMixin
+from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, SettingsGenerationMixin, setting
 from hf_ebm.model_modes import model_output
 from hf_ebm.models.residual.candidates import (
     Proposal,
@@ -28,91 +28,61 @@ from hf_ebm.objectives.partition_function import effective_sample_size, log_impo
 
 logger = logging.get_logger(__name__)
 
-METHODS = ("resampling", "stepwise")
+# How samples are drawn, the default first.
+METHODS = {
+    "resampling": "draws candidates from the language model and chooses among them by weights softmax(-E) (Deng et al. "
+    "2020, algorithm 1), which is exact as `num_candidates` grows",
+    "stepwise": "chooses token by token with the future marginalized by rollouts (appendix A.1), far slower",
+}
 # Fewer effective candidates than this are hardly a choice.
 FEW_EFFECTIVE_CANDIDATES = 5.0
-
-_DEFAULTS: dict[str, Any] = {
-    "method": "resampling",
-    "max_new_tokens": 20,
-    "num_candidates": 64,
-    "num_samples": 1,
-    "temperature": 1.0,
-    "top_k": None,
-    "top_p": None,
-    "stepwise_top_k": 128,
-    "num_rollouts": 32,
-    "candidates_at_once": 256,
-    "seed": None,
-}
 
 
 class JointGenerationConfig(GenerationSettings):
     """Settings of `ResidualEnergyModel.generate`. A field left `None` takes the model's setting, else the default here.
 
-    Args:
-        method (`str`, default `"resampling"`): `"resampling"` draws candidates from the language model and chooses
-            among them by weights softmax(-E) (Deng et al. 2020, algorithm 1), which is exact as `num_candidates` grows;
-            `"stepwise"` chooses token by token with the future marginalized by rollouts (appendix A.1), far slower.
-        max_new_tokens (`int`, default 20): the length at which a continuation without an end token is stopped.
-        num_candidates (`int`, default 64): candidates of a prompt.
-        num_samples (`int`, default 1): samples of a prompt, drawn from its candidates with replacement.
-        temperature (`float`, default 1.0), top_k (`int`), top_p (`float`): warps of the language model. What is sampled
-            is the warped language model times exp(-E).
-        stepwise_top_k (`int`, default 128): tokens that `"stepwise"` considers at a step, the language model's best.
-        num_rollouts (`int`, default 32): continuations from each of them.
-        candidates_at_once (`int`, default 256): rows run together; memory grows with it and not with
-            `num_candidates`. Draws depend on it.
-        seed (`int`): drawn from torch's generator if `None`. The samples of a prompt do not depend on other prompts.
-
     Raises:
         ValueError: for unknown fields and for values that are out of range or contradict each other.
     """
 
-    defaults = _DEFAULTS
-    method: str | None
-    max_new_tokens: int | None
-    num_candidates: int | None
-    num_samples: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    stepwise_top_k: int | None
-    num_rollouts: int | None
-    candidates_at_once: int | None
-    seed: int | None
+    method: Setting[str] = setting("resampling", choices=METHODS)
+    max_new_tokens: Setting[int] = setting(
+        20, "The length at which a continuation without an end token is stopped.", least=1
+    )
+    num_candidates: Setting[int] = setting(64, "Candidates of a prompt.", least=1)
+    num_samples: Setting[int] = setting(1, "Samples of a prompt, drawn from its candidates with replacement.", least=1)
+    temperature: Setting[float] = setting(
+        1.0,
+        "Temperature of the language model. With it, `top_k` or `top_p` what is sampled is the warped language model "
+        "times exp(-E).",
+        least=1e-6,
+    )
+    top_k: Setting[int | None] = setting(None, "Sample among so many tokens, the likeliest.", least=1)
+    top_p: Setting[float | None] = setting(None, "Sample among the likeliest tokens of this mass.", above=0, most=1)
+    stepwise_top_k: Setting[int] = setting(
+        128, "Tokens that `stepwise` considers at a step, the language model's best.", least=1
+    )
+    num_rollouts: Setting[int] = setting(32, "Continuations from each of them.", least=1)
+    candidates_at_once: Setting[int] = setting(
+        256,
+        "Rows run together; memory grows with it and not with `num_candidates`. Draws depend on it.",
+        least=1,
+    )
+    seed: Setting[int] = setting(
+        None,
+        "Drawn from torch's generator if `None`. The samples of a prompt do not depend on other prompts.",
+        least=0,
+    )
 
     if TYPE_CHECKING:
 
         def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> ResolvedJointConfig: ...
 
-    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
-        """Makes numbers plain. Raises `ValueError` for values out of range and for contradictory ones."""
-        self._check_choice("method", METHODS)
-        for name in (
-            "max_new_tokens", "num_candidates", "num_samples", "top_k", "stepwise_top_k", "num_rollouts",
-            "candidates_at_once",
-        ):  # fmt: skip
-            self._check_whole(name, 1)
-        self._check_whole("seed", 0)
-        self._check_number("temperature", least=1e-6)
-        self._check_number("top_p", above=0, most=1)
-
 
 if TYPE_CHECKING:
 
-    class ResolvedJointConfig(JointGenerationConfig):
-        """What `resolved` gives, for type checkers: what has a default is set, and so is the seed once it is drawn."""
-
-        method: str
-        max_new_tokens: int
-        num_candidates: int
-        num_samples: int
-        temperature: float
-        stepwise_top_k: int
-        num_rollouts: int
-        candidates_at_once: int
-        seed: int
+    class ResolvedJointConfig(JointGenerationConfig, Resolved):
+        """What `resolved` gives, and the seed that is drawn then."""
 
 
 class _Joined(NamedTuple):
@@ -270,7 +240,7 @@ def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
     if return_candidates:
         raise ValueError("return_candidates has no meaning with method 'stepwise', which draws no candidates")
     for name in ("num_candidates", "temperature", "top_k", "top_p"):
-        if given.get(name) not in (None, _DEFAULTS[name]):
+        if given.get(name) not in (None, JointGenerationConfig.defaults[name]):
             raise ValueError(f"{name} has no effect with method 'stepwise', so giving it contradicts it")
 
 
