@@ -20,7 +20,7 @@ from hf_ebm.models.adapters import refuse_adapter_alone, saved_type
 from hf_ebm.models.checkpoints import load_whole
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.token_roles import own_tokenizer
-from hf_ebm.models.probes import is_causal
+from hf_ebm.models.probes import check_causal
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 
 EMBEDDED = "embedded"
@@ -100,8 +100,7 @@ def load_causal_model(
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise ValueError(f"model {name!r} of the type {config.model_type!r} is no causal language model")
         own, _ = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=found, trust_remote_code=False, **where)
-        if not is_causal(own):
-            raise ValueError(f"model {name!r} sees the tokens behind the one it predicts; it is not causal")
+        check_causal(f"model {name!r}", own)
         return _ready(name, own, own_tokenizer(name, **where), device)
 
 

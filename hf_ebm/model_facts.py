@@ -37,15 +37,19 @@ def num_outputs(model: PreTrainedModel) -> int:
     return model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
 
 
-def special_ids(model: PreTrainedModel, name: str) -> list[int]:
-    """A special token's ids (`"eos_token_id"`, …), by the generation settings, else by the configuration.
+def special_ids(name: str, *owners: Any) -> list[int]:
+    """A special token's ids (`"eos_token_id"`, …), by the first of its owners that has one; [] where none has.
 
-    [] where there are none.
+    Args:
+        owners: settings, configurations, tokenizers; a model stands for its generation settings and its configuration.
     """
-    for owner in (getattr(model, "generation_config", None), model.config.get_text_config(decoder=True)):
-        found = getattr(owner, name, None)
-        if found is not None:
-            return list(found) if whole(found) is None else [found]
+    for owner in owners:
+        own = [owner]
+        if hasattr(owner, "config"):
+            own = [getattr(owner, "generation_config", None), owner.config.get_text_config(decoder=True)]
+        for found in (getattr(one, name, None) for one in own):
+            if found is not None:
+                return list(found) if whole(found) is None else [found]
     return []
 
 
@@ -108,13 +112,20 @@ def cached_length(config: PreTrainedConfig) -> int | None:
     return min([*limits, *(length for length in stated if length > 0)], default=None)
 
 
+def generation_limit(model: PreTrainedModel) -> int | None:
+    """`cached_length` of a model, or its decoder's table of positions, where that is shorter."""
+    decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    lengths = cached_length(model.config.get_text_config(decoder=True)), _table_length(decoder)
+    return min((length for length in lengths if length is not None), default=None)
+
+
 def target_length(model: PreTrainedModel) -> int | None:
     """How long a row the decoder of a model has a table of positions for, `None` where it computes them."""
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
     tables = (name for name, module in decoder.named_modules() if isinstance(module, nn.Embedding))
     if not any(name.endswith(("embed_positions", "position_embeddings", "wpe")) for name in tables):
         return None
-    return cached_length(model.config.get_text_config(decoder=True))
+    return generation_limit(model)
 
 
 def _stated(model: PreTrainedModel, name: str) -> Limit | None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.encoders import encoded_once
+from hf_ebm.model_facts import max_length
 from hf_ebm.model_modes import evaluation_mode, state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_causal
@@ -63,7 +64,7 @@ class ScorerCost:
 
         Raises:
             ValueError: for unequally many predictions and prompts, texts, an empty prompt, or a row with more tokens
-                than `config.max_position_embeddings`.
+                than the model has positions for.
         """
         predicted, given = token_ids(predictions, "predictions"), token_ids(prompts, "prompts")
         self._check(predicted, given)
@@ -79,7 +80,7 @@ class ScorerCost:
     def _check(self, predicted: list[list[int]], given: list[list[int]]) -> None:
         if len(predicted) != len(given):
             raise ValueError(f"predictions and prompts must be equally many, got {len(predicted)} and {len(given)}")
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = max_length(without_adapters(self.model))
         for row, (ids, prompt) in enumerate(zip(predicted, given, strict=True)):
             if not prompt:
                 raise ValueError(f"prompts must hold a token each, got none in row {row}")

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArgumen
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from hf_ebm.memory import check_fits, logit_bytes
-from hf_ebm.model_facts import num_outputs, target_length
+from hf_ebm.model_facts import num_outputs, special_ids, target_length
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.cost_columns import NamedParameters
@@ -146,11 +146,9 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
     @functools.cached_property
     def pad_id(self) -> int:
         """What predictions are padded with: the tokenizer's pad token, else the model's, else an end token."""
-        owners = (self.processing_class, self.model.generation_config, self.model.config.get_text_config(decoder=True))
         for name in ("pad_token_id", "eos_token_id"):
-            for owner in owners:
-                if (found := getattr(owner, name, None)) is not None:
-                    return found if isinstance(found, int) else found[0]
+            for found in special_ids(name, self.processing_class, self.model):
+                return found
         raise ValueError("generation_config must have a pad_token_id to pad predictions with, got none")
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -209,8 +207,7 @@ class SearchAwareTrainer(LossTermsMixin, Seq2SeqTrainer):
         config.update(**{name: value for name, value in asked.items() if value is not None})
         most = new_token_limit(config, 1)
         config.update(max_new_tokens=DEFAULT_LENGTH if most is None else most)
-        ends = config.eos_token_id
-        end_ids = [ends] if isinstance(ends, int) else ends or []
+        end_ids = special_ids("eos_token_id", config)
         # The stock step pads to a length of its own.
         return length_terms(ends_at(generated[:, 1 : 1 + config.max_new_tokens], end_ids), end_ids, config)
 

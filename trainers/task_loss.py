@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import as_callables
 from hf_ebm.encoders import encodes_ids
-from hf_ebm.model_facts import cached_length
+from hf_ebm.model_facts import generation_limit, special_ids
 from hf_ebm.models.energy.context import refuse_needed_inputs
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
@@ -174,14 +174,12 @@ class TaskLossTrainer(SearchAwareTrainer):
 
     def _special_ids(self) -> tuple[list[int], int]:
         config = self.decoding_config
-        others = (self.model.generation_config, self.model.config.get_text_config(decoder=True))
-        ends = next((one.eos_token_id for one in (config, *others) if one.eos_token_id is not None), None)
-        if ends is None:
+        ends = special_ids("eos_token_id", config, self.model)
+        if not ends:
             raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
-        config.eos_token_id = [ends] if isinstance(ends, int) else list(ends)
-        pads = (one.pad_token_id for one in (config, *others) if one.pad_token_id is not None)
-        config.pad_token_id = next(pads, config.eos_token_id[0])
-        return config.eos_token_id, config.pad_token_id
+        config.eos_token_id = ends
+        config.pad_token_id = [*special_ids("pad_token_id", config, self.model), *ends][0]
+        return ends, config.pad_token_id
 
     @property
     def module(self) -> PreTrainedModel:
@@ -287,7 +285,7 @@ class TaskLossTrainer(SearchAwareTrainer):
         return min(length, room)  # a position that the model lacks would be an error in the middle of decoding
 
     def _length_limit(self) -> int | None:
-        return cached_length(self.module.config.get_text_config(decoder=True))
+        return generation_limit(self.module)
 
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""

@@ -100,5 +100,5 @@ def special_tokens(model: PreTrainedModel) -> tuple[list[int], int]:
     """End tokens and padding of a causal or a residual model."""
     if isinstance(model, ResidualEnergyModel):
         return model.end_ids, model.config.lm_pad_token_id
-    ends = special_ids(model, "eos_token_id")
-    return ends, next(iter([*special_ids(model, "pad_token_id"), *ends]), 0)
+    ends = special_ids("eos_token_id", model)
+    return ends, next(iter([*special_ids("pad_token_id", model), *ends]), 0)

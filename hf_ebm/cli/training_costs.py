@@ -10,7 +10,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from hf_ebm.cli.training_models import pretrained
 from hf_ebm.loading import moved
-from hf_ebm.model_facts import cached_length, num_outputs
+from hf_ebm.model_facts import generation_limit, max_length, num_outputs
+from hf_ebm.model_modes import without_adapters
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.trainers.scorer_cost import ScorerCost
@@ -99,10 +100,10 @@ def check_lengths(
             f"generation_config: max_length counts the prompt of a causal model and must be above {prompt}, got "
             f"{decoding.max_length}; max_new_tokens doesn't count it"
         )
-    positions = None if scorer is None else getattr(scorer.model.config, "max_position_embeddings", None)
+    positions = None if scorer is None else max_length(without_adapters(scorer.model))
     if positions is None:
         return
-    own = cached_length(model.config.get_text_config(decoder=True)) or sys.maxsize
+    own = generation_limit(model) or sys.maxsize
     needed = min(prompt + decoded, own) if causal else max(prompt, min(decoded, own))
     if needed > positions:
         raise ValueError(

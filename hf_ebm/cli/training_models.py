@@ -21,11 +21,11 @@ from transformers import (
 
 from hf_ebm.data.symbols import num_target_ids
 from hf_ebm.loading import first_line
-from hf_ebm.model_facts import num_embeddings
+from hf_ebm.model_facts import max_length, num_embeddings, special_ids
 from hf_ebm.models.adapters import refuse_adapter_alone
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
-from hf_ebm.models.probes import is_causal
+from hf_ebm.models.probes import check_causal
 
 FRESH = "lstm"
 
@@ -115,11 +115,8 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
         raise ValueError(f"{argument}: {name!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"{argument}: {name!r} has no tokenizer beside its weights")
-    if auto_class is AutoModelForCausalLM and not is_causal(model):
-        raise ValueError(
-            f"{argument}: {name!r} of the type {model_config.model_type!r} sees the tokens behind the one it predicts, "
-            "so it is no causal model"
-        )
+    if auto_class is AutoModelForCausalLM:
+        check_causal(f"{argument}: {name!r} of the type {model_config.model_type!r}", model)
     return model, tokenizer
 
 
@@ -134,8 +131,7 @@ def _auto_class(
 
 def max_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """The most tokens a causal model reads."""
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return min(positions or tokenizer.model_max_length, tokenizer.model_max_length)
+    return min(max_length(model) or tokenizer.model_max_length, tokenizer.model_max_length)
 
 
 def end_token(decoding: GenerationConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -144,20 +140,13 @@ def end_token(decoding: GenerationConfig, model: PreTrainedModel, tokenizer: Pre
     Raises:
         ValueError: where there is none.
     """
-    found = (
-        decoding.eos_token_id,
-        model.config.get_text_config(decoder=True).eos_token_id,
-        model.generation_config.eos_token_id,
-        tokenizer.eos_token_id,
-    )
-    ends = next((ends for ends in found if ends is not None), None)
-    if ends is None:
+    own = model.config.get_text_config(decoder=True), model.generation_config
+    ends = special_ids("eos_token_id", decoding, *own, tokenizer)
+    if not ends:
         raise ValueError(
             "model_name_or_path: neither the model nor its tokenizer has an eos_token, got none: decoding could not end"
         )
-    decoding.eos_token_id = ends
-    if isinstance(ends, int):
-        return ends
+    decoding.eos_token_id = ends if len(ends) > 1 else ends[0]
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]
 
 

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import transformers as tf
 from transformers import AutoModelForMaskedLM
 
 from hf_ebm import EnergyModel, ResidualEnergyModel
-from hf_ebm.model_facts import limit_of, max_length
+from hf_ebm.cli.training_models import max_positions
+from hf_ebm.model_facts import generation_limit, limit_of, max_length
+from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.models.test_families import FAMILIES, MASK
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer
@@ -116,3 +119,20 @@ def test_residual_models(tmp_path):
     longer = ResidualEnergyModel.from_pretrained(tmp_path, max_sequence_length=50)
     with pytest.raises(ValueError, match="max_sequence_length must be at most 40 with GPT2LMHeadModel"):
         longer.generate([[6, 7]], max_new_tokens=7)
+
+
+def test_positions_that_start_after_the_padding_index_are_counted_everywhere():
+    config = tf.RobertaConfig(
+        vocab_size=41, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=18, is_decoder=True, pad_token_id=1,
+    )  # fmt: skip
+    model = tf.RobertaForCausalLM(config).eval()
+    ids = torch.full((1, 17), 7)
+    assert model(ids[:, :16]).logits.isfinite().all()
+    with pytest.raises((IndexError, RuntimeError)):
+        model(ids)
+    assert max_length(model) == generation_limit(model) == max_positions(model, tokenizer()) == 16
+    cost = ScorerCost(model, pad_token_id=1)
+    assert cost([[7] * 6], None, [[7] * 10]).isfinite().all()
+    with pytest.raises(ValueError, match="the scorer's 16 positions, got a prompt of 10 tokens and a prediction of 7"):
+        cost([[7] * 7], None, [[7] * 10])

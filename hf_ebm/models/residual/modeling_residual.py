@@ -402,12 +402,12 @@ def _config_of(
             f"lm and encoder must have one data type to be saved together, got {lm.dtype} and {encoder.dtype}; load "
             "them alike, or keep the language model by reference"
         )
-    ends = special_ids(lm, "eos_token_id")
+    ends = special_ids("eos_token_id", lm)
     config = ResidualEnergyConfig(
         text_config=copy.deepcopy(lm.config),
         encoder_config=copy.deepcopy(encoder.config),
         end_token_ids=ends,
-        start_token_id=next(iter(special_ids(lm, "bos_token_id")), None),
+        start_token_id=next(iter(special_ids("bos_token_id", lm)), None),
         lm_pad_token_id=_valid_id(lm, "pad_token_id", "eos_token_id"),
         retokenize=retokenize,
     )
@@ -462,7 +462,7 @@ def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTr
 def _valid_id(model: PreTrainedModel, *names: str) -> int:
     """The first of these special tokens that the model has an embedding for, else 0."""
     size = num_embeddings(model)
-    return next((i for name in names for i in special_ids(model, name) if 0 <= i < size), 0)
+    return next((i for name in names for i in special_ids(name, model) if 0 <= i < size), 0)
 
 
 def _must_retokenize(
