@@ -8,7 +8,7 @@ import torch
 
 from hf_ebm import enumerate_distribution, memory
 from hf_ebm.memory import machine_memory
-from hf_ebm.models.residual.candidates import Proposal, sample_continuations
+from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
 from hf_ebm.models.residual.perplexity import position_log_probs, residual_perplexity
 from hf_ebm.trainers import (
     EnergyTrainer,
@@ -96,9 +96,9 @@ def test_continuations(settings):
 
 
 def test_continuations_that_are_sampled_together():
-    proposal = Proposal(LENGTH, (1,))
-    with pytest.raises(ValueError, match=f"rows_at_once: .* are sampled together, with logits for 6 tokens.*{REFUSED}"):
-        sample_continuations(toy_residual("gpt2").lm, [PREFIX], 10**12, proposal, 0, 10**12)
+    sampling = SamplingParameters(LENGTH, (1,))
+    with pytest.raises(ValueError, match=f"batch_size: .* are sampled together, with logits for 6 tokens.*{REFUSED}"):
+        sample_continuations(toy_residual("gpt2").lm, [PREFIX], 10**12, sampling, 0, 10**12)
 
 
 @pytest.mark.parametrize("estimate", [residual_perplexity, position_log_probs])

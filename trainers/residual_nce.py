@@ -15,7 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_ebm.checks import as_truth
 from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.candidates import Proposal, sample_continuations
+from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
 from hf_ebm.models.residual.inputs_residual import as_id_rows, check_continuations, check_prefixes, lm_of
 from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contrastive_loss
 from hf_ebm.objectives.partition_function import check_energies
@@ -144,8 +144,8 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         return super().evaluation_loop(*args, **kwargs)
 
     def _sample(self, residual: ResidualEnergyModel, prefixes: list[Tensor], seed: int) -> list[Tensor]:
-        proposal = Proposal(self.args.max_new_tokens, tuple(residual.end_ids))
-        drawn = sample_continuations(lm_of(residual), prefixes, 1, proposal, seed, len(prefixes))
+        sampling = SamplingParameters(self.args.max_new_tokens, tuple(residual.end_ids))
+        drawn = sample_continuations(lm_of(residual), prefixes, 1, sampling, seed, len(prefixes))
         return [own[0] for own in drawn]
 
     def _averages(self, training: bool) -> dict[str, float]:

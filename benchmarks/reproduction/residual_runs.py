@@ -31,7 +31,7 @@ from hf_ebm.data.continuations import split_continuations
 from hf_ebm.data.kjv import load_kjv_verses
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.candidates import Proposal, candidate_energies, sample_continuations
+from hf_ebm.models.residual.candidates import SamplingParameters, candidate_energies, sample_continuations
 from hf_ebm.models.residual.perplexity import lm_log_probs
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import IGNORED
@@ -79,7 +79,7 @@ class ResidualLaboratory:
 
     def __post_init__(self):
         self.base, self.tokenizer = load_embedded_causal()
-        self.proposal = Proposal(MAX_NEW_TOKENS, (self.tokenizer.sep_token_id,))
+        self.sampling = SamplingParameters(MAX_NEW_TOKENS, (self.tokenizer.sep_token_id,))
 
     def rows(self, split: str) -> list[dict]:
         """Prefixes and continuations of a split; those of "train" with negatives."""
@@ -97,7 +97,7 @@ class ResidualLaboratory:
             # From the whole book, whose parts differ.
             rows = rows[:: max(1, len(rows) // self.scale.max_train)][: self.scale.max_train]
             prefixes = [torch.tensor(row["prefix_ids"]) for row in rows]
-            drawn = sample_continuations(self.base, prefixes, self.scale.negatives, self.proposal, 0, 1024)
+            drawn = sample_continuations(self.base, prefixes, self.scale.negatives, self.sampling, 0, 1024)
             for row, own in zip(rows, drawn, strict=True):
                 row["negatives"] = [ids.tolist() for ids in own]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ class ResidualLaboratory:
         path = self.folder / f"samples-{digest(split, self.scale, count)}.pt"
         if not path.exists():
             prefixes = [torch.tensor(row["prefix_ids"]) for row in self.rows(split)]
-            drawn = sample_continuations(self.base, prefixes, count, self.proposal, 1, 1024)
+            drawn = sample_continuations(self.base, prefixes, count, self.sampling, 1, 1024)
             padded, mask = pad_right([ids for own in drawn for ids in own], self.tokenizer.pad_token_id)
             torch.save({"ids": padded.short(), "lengths": mask.sum(1)}, path)
         kept = torch.load(path)

@@ -29,7 +29,12 @@ from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.models.residual import JointGenerationConfig, ResidualEnergyModel
-from hf_ebm.models.residual.candidates import Proposal, check_batch_fits, check_continuations_fit, sample_continuations
+from hf_ebm.models.residual.candidates import (
+    SamplingParameters,
+    check_batch_fits,
+    check_continuations_fit,
+    sample_continuations,
+)
 from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.processes import joined
 
@@ -87,7 +92,9 @@ def run(argv: list[str]) -> None:
     state.wait_for_everyone()
     known = {record["row"] for record in records.read()}
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
-    proposal = Proposal(data.max_new_tokens, tuple(end_ids), sampling.temperature, sampling.top_k, sampling.top_p)
+    parameters = SamplingParameters(
+        data.max_new_tokens, tuple(end_ids), sampling.temperature, sampling.top_k, sampling.top_p
+    )
     blocks = range(0, len(rows), arguments.texts_at_once)
     missing = [at for at in blocks if not known.issuperset(range(at, min(at + arguments.texts_at_once, len(rows))))]
     with records.filling():
@@ -95,7 +102,7 @@ def run(argv: list[str]) -> None:
             block = rows[at : at + arguments.texts_at_once]
             prefixes = [torch.tensor(row["prefix_ids"]) for row in block]
             seed, together = stream_seed(sampling.seed, at), len(block) * arguments.num_negatives
-            drawn = sample_continuations(lm, prefixes, arguments.num_negatives, proposal, seed, together)
+            drawn = sample_continuations(lm, prefixes, arguments.num_negatives, parameters, seed, together)
             records.append(
                 [
                     {"row": at + number, **row, "negatives": [ids.tolist() for ids in own]}

@@ -8,7 +8,7 @@ import transformers as tf
 
 from hf_ebm.models.residual import JointGenerationConfig, ResidualEnergyModel
 from hf_ebm.models.residual import candidates as candidates_module
-from hf_ebm.models.residual.candidates import Proposal, sample_continuations
+from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
 from tests.causal_families import tiny_causal
 from tests.models.residual_models import (
     END,
@@ -26,7 +26,7 @@ from tests.models.residual_models import (
 )
 from tests.sampling.oracle import total_variation_limit
 
-PROPOSAL = Proposal(LENGTH, (END,))
+SAMPLING = SamplingParameters(LENGTH, (END,))
 
 
 def distance(drawn, log_probs: torch.Tensor) -> float:
@@ -42,20 +42,20 @@ def continuations_of(output, prompt: int = 0) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("prefix", [[0], [0, 3, 4]])
 def test_candidates_are_draws_from_the_language_model(prefix):
     lm, prefix = toy_lm(), torch.tensor(prefix)
-    drawn = sample_continuations(lm, [prefix], 6000, PROPOSAL, seed=1, rows_at_once=500)[0]
+    drawn = sample_continuations(lm, [prefix], 6000, SAMPLING, seed=1, batch_size=500)[0]
     log_probs = exact_log_probs(lm, prefix)
     assert float(log_probs.exp().sum()) == pytest.approx(1)
     limit = total_variation_limit(log_probs.exp(), 6000)
     assert distance(drawn, log_probs) < limit
     # Those of a language model at another temperature are not.
-    warm = sample_continuations(lm, [prefix], 6000, PROPOSAL._replace(temperature=1.5), 1, 500)[0]
+    warm = sample_continuations(lm, [prefix], 6000, SAMPLING._replace(temperature=1.5), 1, 500)[0]
     assert distance(warm, log_probs) > limit
 
 
 @pytest.mark.parametrize("warp", [{"temperature": 0.7}, {"top_k": 2}, {"top_p": 0.6}])
 def test_warps_are_those_that_are_asked_for(warp):
     lm = toy_lm()
-    drawn = sample_continuations(lm, [PREFIX], 4000, PROPOSAL._replace(**warp), seed=1, rows_at_once=500)[0]
+    drawn = sample_continuations(lm, [PREFIX], 4000, SAMPLING._replace(**warp), seed=1, batch_size=500)[0]
     first = torch.tensor([int(ids[0]) for ids in drawn])
     logits = lm(input_ids=PREFIX[None]).logits[0, -1].detach()
     if "temperature" in warp:
@@ -73,7 +73,7 @@ def test_generation_settings_of_the_language_model_do_not_leak_in():
     lm = toy_lm()
     lm.generation_config.update(repetition_penalty=20.0, num_return_sequences=2, num_beams=2, no_repeat_ngram_size=1)
     kept = lm.generation_config
-    drawn = sample_continuations(lm, [PREFIX], 6000, PROPOSAL, seed=1, rows_at_once=500)[0]
+    drawn = sample_continuations(lm, [PREFIX], 6000, SAMPLING, seed=1, batch_size=500)[0]
     assert len(drawn) == 6000 and lm.generation_config is kept and kept.repetition_penalty == 20.0
     log_probs = exact_log_probs(lm, PREFIX)
     assert distance(drawn, log_probs) < total_variation_limit(log_probs.exp(), 6000)
@@ -94,11 +94,11 @@ def test_models_with_states_that_cannot_be_repeated_run_without_sharing():
 def test_a_shared_prefix_changes_no_sample(family, monkeypatch):
     lm = tiny_causal(family)
     prefixes = [torch.tensor([0, 3, 4, 5]), torch.tensor([0, 7]), torch.tensor([0, 9, 9, 2])]
-    proposal = Proposal(5, (1,))
+    sampling = SamplingParameters(5, (1,))
     assert candidates_module.can_share_prefix(lm)
-    shared = sample_continuations(lm, prefixes, 6, proposal, seed=3, rows_at_once=12)
+    shared = sample_continuations(lm, prefixes, 6, sampling, seed=3, batch_size=12)
     monkeypatch.setattr(candidates_module, "can_share_prefix", lambda model: False)
-    alone = sample_continuations(lm, prefixes, 6, proposal, seed=3, rows_at_once=12)
+    alone = sample_continuations(lm, prefixes, 6, sampling, seed=3, batch_size=12)
     for own, theirs in zip(shared, alone, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(own, theirs, strict=True))
 

@@ -9,9 +9,8 @@ from safetensors import safe_open
 from tokenizers import processors
 
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
-from hf_ebm.models.residual.candidates import candidate_energies
-from hf_ebm.models.residual.prefix_cache import can_share_prefix
-from hf_ebm.models.residual.retokenization import Retokenizer
+from hf_ebm.models.residual.candidates import can_share_prefix, candidate_energies
+from hf_ebm.models.residual.joined_models import Retokenizer
 from tests.models.residual_models import (
     BIDIRECTIONAL,
     ENCODERS,
@@ -33,7 +32,7 @@ def test_energies_equal_a_loop_over_rows_without_padding(family):
     continuations = all_continuations()
     expected = exact_energies(model, PREFIX)
     candidates = [torch.tensor(ids) for ids in continuations]
-    found = candidate_energies(model, PREFIX, candidates, rows_at_once=7)
+    found = candidate_energies(model, PREFIX, candidates, batch_size=7)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     ids, mask = model.encoder_rows([torch.cat([PREFIX, own]) for own in candidates])
     torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).energy, expected, rtol=1e-6, atol=1e-6)
@@ -73,7 +72,7 @@ def test_equal_candidates_are_computed_once_and_a_shared_prefix_once(monkeypatch
         can_share_prefix(model.encoder)
         monkeypatch.setattr(model.encoder, "forward", counted)
         candidates = [torch.tensor(ids) for ids in ((3, 4, 5), (1,), (3, 4, 5), (4, 4, 1), (1,))]
-        energies = candidate_energies(model, PREFIX, candidates, rows_at_once=8)
+        energies = candidate_energies(model, PREFIX, candidates, batch_size=8)
         assert energies[0] == energies[2] and energies[1] == energies[4]
         assert seen == ([(3, 6)] if family == "bert" else [(1, 3), (3, 3)])
 

@@ -108,7 +108,7 @@ def test_positions_equal_enumeration_and_multiply_to_the_whole(toy):
 def test_log_probs_of_a_language_model_do_not_depend_on_the_batch(toy):
     model, log_probs, _, _ = toy
     after = [torch.tensor(ids) for ids in all_continuations()]
-    table = lm_log_probs(model.lm, [PREFIX] * len(after), after, PAD, rows_at_once=7)
+    table = lm_log_probs(model.lm, [PREFIX] * len(after), after, PAD, batch_size=7)
     torch.testing.assert_close(table.nansum(1), log_probs, rtol=1e-6, atol=1e-6)
     assert table.isnan().sum(1).tolist() == [LENGTH - len(ids) for ids in after]
 

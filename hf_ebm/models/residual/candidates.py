@@ -1,7 +1,8 @@
-"""Continuations sampled from a language model, and their energies."""
+"""Continuations sampled from a language model, and their energies; work on a prefix is done once for all of them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,18 +12,18 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits, logit_bytes
-from hf_ebm.model_facts import num_outputs
+from hf_ebm.model_facts import num_embeddings, num_outputs
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
-from hf_ebm.models.residual.prefix_cache import can_share_prefix, prefix_cache, repeated
+from hf_ebm.models.probes import close, is_causal
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded
 
 if TYPE_CHECKING:
-    from hf_ebm.models.residual.residual_base import ResidualBase
+    from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
 
 
-class Proposal(NamedTuple):
+class SamplingParameters(NamedTuple):
     """How continuations are sampled.
 
     Attributes:
@@ -66,12 +67,17 @@ def check_batch_fits(names: str, rows: int, lm: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def sample_continuations(
-    lm: PreTrainedModel, prefixes: Sequence[Tensor], count: int, proposal: Proposal, seed: int, rows_at_once: int
+    lm: PreTrainedModel,
+    prefixes: Sequence[Tensor],
+    count: int,
+    sampling: SamplingParameters,
+    seed: int,
+    batch_size: int,
 ) -> list[list[Tensor]]:
     """`count` independent continuations of each prefix, each up to its end token.
 
-    Prefixes of one length run together, `rows_at_once` continuations at a time, on one cache a prefix: no row is
-    padded. The samples are the same for the same arguments, `rows_at_once` among them.
+    Prefixes of one length run together, `batch_size` continuations at a time, on one cache a prefix: no row is
+    padded. The samples are the same for the same arguments, `batch_size` among them.
 
     Args:
         prefixes: B tensors of at least one id.
@@ -80,31 +86,31 @@ def sample_continuations(
     Returns:
         For each prefix, `count` tensors of ids.
     """
-    check_batch_fits("rows_at_once", min(rows_at_once, count * len(prefixes)), lm)
+    check_batch_fits("batch_size", min(batch_size, count * len(prefixes)), lm)
     found: list[list[Tensor]] = [[] for _ in prefixes]
     by_length: dict[int, list[int]] = {}
     for row, prefix in enumerate(prefixes):
         by_length.setdefault(len(prefix), []).append(row)
-    with seeded(seed, lm.device), evaluation_mode(lm), own_generation_config(lm, proposal.generation_config()):
+    with seeded(seed, lm.device), evaluation_mode(lm), own_generation_config(lm, sampling.generation_config()):
         for _, rows in sorted(by_length.items()):
-            together = max(1, rows_at_once // count)
+            together = max(1, batch_size // count)
             for at in range(0, len(rows), together):
                 batch = rows[at : at + together]
                 ids = torch.stack([prefixes[row] for row in batch]).to(lm.device)
-                for drawn in _sample(lm, ids, count, proposal, rows_at_once):
+                for drawn in _sample(lm, ids, count, sampling, batch_size):
                     for row, own in zip(batch, drawn, strict=True):
                         found[row] += own
     return found
 
 
 def _sample(
-    lm: PreTrainedModel, prefixes: Tensor, count: int, proposal: Proposal, rows_at_once: int
+    lm: PreTrainedModel, prefixes: Tensor, count: int, sampling: SamplingParameters, batch_size: int
 ) -> Iterator[list[list[Tensor]]]:
     """Yields, for parts of `count`, the continuations of each of the prefixes (B, P)."""
     cache = None
     if prefixes.shape[1] > 1 and can_share_prefix(lm):
         cache, _ = prefix_cache(lm, prefixes[:, :-1])
-    config, part = proposal.generation_config(), max(1, rows_at_once // len(prefixes))
+    config, part = sampling.generation_config(), max(1, batch_size // len(prefixes))
     for done in range(0, count, part):
         times = min(part, count - done)
         rows = prefixes.repeat_interleave(times, 0)
@@ -112,12 +118,14 @@ def _sample(
         mask = torch.ones_like(rows)
         with state_kept(lm):
             ids = decoded(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
-        drawn = ends_at(ids[:, prefixes.shape[1] :], proposal.end_ids)
+        drawn = ends_at(ids[:, prefixes.shape[1] :], sampling.end_ids)
         yield [drawn[row * times : (row + 1) * times] for row in range(len(prefixes))]
 
 
 @torch.no_grad()
-def candidate_energies(model: ResidualBase, prefix: Tensor, candidates: Sequence[Tensor], rows_at_once: int) -> Tensor:
+def candidate_energies(
+    model: ResidualEnergyModel, prefix: Tensor, candidates: Sequence[Tensor], batch_size: int
+) -> Tensor:
     """Energies (n,) of continuations of one prefix, in nats, on the CPU in float64; equal ones are computed once.
 
     Raises:
@@ -130,14 +138,14 @@ def candidate_energies(model: ResidualBase, prefix: Tensor, candidates: Sequence
     with evaluation_mode(model):
         if not model.config.retokenize and len(prefix) and can_share_prefix(model.encoder):
             shared = _encoded_prefix(model, prefix)
-        for at in range(0, len(different), rows_at_once):
-            part = [torch.tensor(ids, dtype=torch.long) for ids in different[at : at + rows_at_once]]
+        for at in range(0, len(different), batch_size):
+            part = [torch.tensor(ids, dtype=torch.long) for ids in different[at : at + batch_size]]
             if shared is None:
                 ids, mask = model.encoder_rows([torch.cat([prefix.cpu(), ids]) for ids in part])
                 values = model(input_ids=ids, attention_mask=mask).energy
             else:
                 values = _energies_behind(model, shared, part)
-            energies |= zip(different[at : at + rows_at_once], values.double().tolist(), strict=True)
+            energies |= zip(different[at : at + batch_size], values.double().tolist(), strict=True)
     found = torch.tensor([energies[tuple(ids.tolist())] for ids in candidates], dtype=torch.float64)
     check_energies(found)
     return found
@@ -149,13 +157,13 @@ class _EncodedPrefix(NamedTuple):
     length: int
 
 
-def _encoded_prefix(model: ResidualBase, prefix: Tensor) -> _EncodedPrefix:
+def _encoded_prefix(model: ResidualEnergyModel, prefix: Tensor) -> _EncodedPrefix:
     ids = prefix[None].to(model.encoder.device)
     cache, hidden = prefix_cache(model.encoder, ids)
     return _EncodedPrefix(cache, model.summed(hidden, torch.ones_like(ids)), len(prefix))
 
 
-def _energies_behind(model: ResidualBase, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
+def _energies_behind(model: ResidualEnergyModel, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
     """Energies of continuations that share a prefix: a causal encoder reads only what is behind it."""
     device = model.encoder.device
     ids, mask = pad_right([ids.to(device) for ids in candidates], model.encoder_pad_id)
@@ -164,3 +172,44 @@ def _energies_behind(model: ResidualBase, shared: _EncodedPrefix, candidates: li
     with state_kept(model.encoder):
         hidden = model.encoder(input_ids=ids, attention_mask=whole, cache=cache, use_cache=True)[0]
     return model.energy_of_mean((shared.sum + model.summed(hidden, mask)) / whole.sum(1, keepdim=True))
+
+
+def prefix_cache(model: PreTrainedModel, prefixes: Tensor) -> tuple[DynamicCache, Tensor]:
+    """The cache after prefixes (B, P) without padding, and the model's first output for them."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    with state_kept(model):
+        output = model(input_ids=prefixes, attention_mask=torch.ones_like(prefixes), cache=cache, use_cache=True)
+    return cache, output[0]
+
+
+def repeated(cache: DynamicCache, times: int) -> DynamicCache:
+    """A copy with each row `times` times in a row."""
+    cache = copy.deepcopy(cache)
+    cache.batch_repeat_interleave(times)
+    return cache
+
+
+@torch.no_grad()
+def can_share_prefix(model: PreTrainedModel) -> bool:
+    """Whether the model computes the same through a cache: it is causal, and has one whose rows can be repeated.
+
+    Tried once for each data type, and kept.
+    """
+    kept = model.__dict__.setdefault("_hf_ebm_shares_prefix", {})
+    if model.dtype not in kept:
+        kept[model.dtype] = is_causal(model) and _caches(model)
+    return kept[model.dtype]
+
+
+def _caches(model: PreTrainedModel) -> bool:
+    size = num_embeddings(model)
+    row = torch.arange(1, 5, device=model.device)[None] % size
+    rows, mask = row.repeat(2, 1), torch.ones_like(row.repeat(2, 1))
+    with evaluation_mode(model), state_kept(model):
+        whole = model(input_ids=rows, attention_mask=mask)[0]
+        try:
+            cache, before = prefix_cache(model, row[:, :2])
+            cached = model(input_ids=rows[:, 2:], attention_mask=mask, cache=repeated(cache, 2), use_cache=True)[0]
+        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+            return False  # whatever a model without such a cache raises
+    return close(torch.cat([before.repeat(2, 1, 1), cached], 1), whole)

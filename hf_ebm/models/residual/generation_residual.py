@@ -12,19 +12,21 @@ from transformers import BatchEncoding
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import advice_on_ids, as_truth
-from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, SettingsGenerationMixin, setting
+from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, setting
 from hf_ebm.model_modes import model_output
 from hf_ebm.models.residual.candidates import (
-    Proposal,
+    SamplingParameters,
     candidate_energies,
     check_continuations_fit,
     sample_continuations,
 )
 from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of, unpadded
-from hf_ebm.models.residual.residual_base import ResidualBase
-from hf_ebm.models.residual.stepwise import StepwiseSettings, sample_stepwise
+from hf_ebm.models.residual.stepwise import sample_stepwise
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+
+if TYPE_CHECKING:
+    from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
 
 logger = logging.get_logger(__name__)
 
@@ -85,15 +87,15 @@ if TYPE_CHECKING:
         """What `resolved` gives, and the seed that is drawn then."""
 
 
-class _Joined(NamedTuple):
+class Joined(NamedTuple):
     """Samples of a prompt and their energies; with resampling also the candidates they were drawn from."""
 
     samples: list[Tensor]
     energies: Tensor
-    candidates: _Candidates | None = None
+    candidates: Candidates | None = None
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
     ids: list[Tensor]
     energies: Tensor
     log_weights: Tensor
@@ -129,110 +131,82 @@ class JointGenerationOutput(ModelOutput):
     seed: int
 
 
-class JointGenerationMixin(SettingsGenerationMixin, ResidualBase):
-    """Gives a residual model `generate`."""
+@torch.no_grad()
+def generate(
+    model: ResidualEnergyModel,
+    input_ids: Tensor | Sequence[Sequence[int]] | None,
+    attention_mask: Tensor | None,
+    generation_config: JointGenerationConfig | None,
+    return_candidates: bool,
+    overrides: dict[str, Any],
+) -> JointGenerationOutput:
+    """`ResidualEnergyModel.generate`."""
+    if generation_config is not None and not isinstance(generation_config, JointGenerationConfig):
+        raise ValueError(f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}")
+    return_candidates = as_truth("return_candidates", return_candidates)
+    config = (generation_config or JointGenerationConfig()).resolved(model.generation_config, overrides)
+    if config.method == "stepwise":
+        _check_stepwise({**(generation_config.settings() if generation_config else {}), **overrides}, return_candidates)
+    if config.seed is None:
+        config.seed = int(torch.randint(0, 2**31, ()))
+    prompts: Sequence[Tensor | Sequence[int]] = [[]]
+    if isinstance(input_ids, (Tensor, str, Mapping, BatchEncoding)):
+        prompts = unpadded(input_ids, attention_mask)
+    elif attention_mask is not None:
+        advice = advice_on_ids(input_ids)
+        raise ValueError(f"attention_mask is for a tensor of input_ids, which lists of ids don't need{advice}")
+    elif input_ids is not None:
+        prompts = input_ids
+    prefixes = check_prefixes(model, prompts, config.max_new_tokens, "input_ids")
+    _check_fits(config, len(prefixes))
+    join = resample if config.method == "resampling" else choose_stepwise
+    numbers = logging.tqdm(range(len(prefixes)), desc="Sampling", unit="prompt", delay=2, leave=False)
+    results = [join(model, prefixes[row], row, config) for row in numbers]
+    return _output(model, prefixes, results, config, return_candidates)
 
-    generation_config: JointGenerationConfig
 
-    @torch.no_grad()
-    def generate(
-        self,
-        input_ids: Tensor | Sequence[Sequence[int]] | None = None,
-        attention_mask: Tensor | None = None,
-        generation_config: JointGenerationConfig | None = None,
-        *,
-        return_candidates: bool = False,
-        **overrides: Any,
-    ) -> JointGenerationOutput:
-        """Samples continuations from `P_LM(x | prefix) exp(-E(prefix, x)) / Z(prefix)`.
-
-        Args:
-            input_ids: (B, P) prompts in the language model's tokens, padded on either side, or B lists of ids; without
-                any, one prompt of the start token.
-            attention_mask: (B, P), 0 at padding.
-            generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
-            return_candidates: return all candidates with their energies and weights.
-
-        Returns:
-            `JointGenerationOutput`. A warning is logged where weights are concentrated on few candidates, so that
-            samples are far from exact.
-
-        Raises:
-            ValueError: before any work, for anything that cannot be done as asked; for NaN energies, naming prompt and
-                candidate, when they appear.
-        """
-        if generation_config is not None and not isinstance(generation_config, JointGenerationConfig):
-            raise ValueError(
-                f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}"
-            )
-        return_candidates = as_truth("return_candidates", return_candidates)
-        config = (generation_config or JointGenerationConfig()).resolved(self.generation_config, overrides)
-        if config.method == "stepwise":
-            _check_stepwise(
-                {**(generation_config.settings() if generation_config else {}), **overrides}, return_candidates
-            )
-        if config.seed is None:
-            config.seed = int(torch.randint(0, 2**31, ()))
-        prompts: Sequence[Tensor | Sequence[int]] = [[]]
-        if isinstance(input_ids, (Tensor, str, Mapping, BatchEncoding)):
-            prompts = unpadded(input_ids, attention_mask)
-        elif attention_mask is not None:
-            advice = advice_on_ids(input_ids)
-            raise ValueError(f"attention_mask is for a tensor of input_ids, which lists of ids don't need{advice}")
-        elif input_ids is not None:
-            prompts = input_ids
-        prefixes = check_prefixes(self, prompts, config.max_new_tokens, "input_ids")
-        _check_fits(config, len(prefixes))
-        join = self._resample if config.method == "resampling" else self._stepwise
-        numbers = logging.tqdm(range(len(prefixes)), desc="Sampling", unit="prompt", delay=2, leave=False)
-        return _output(self, prefixes, [join(prefixes[row], row, config) for row in numbers], config, return_candidates)
-
-    def proposal(self, config: ResolvedJointConfig) -> Proposal:
-        """How candidates are sampled from the language model."""
-        return Proposal(
-            config.max_new_tokens,
-            tuple(self.end_ids),
-            config.temperature,
-            config.top_k,
-            config.top_p,
+def resample(model: ResidualEnergyModel, prefix: Tensor, row: int, config: ResolvedJointConfig) -> Joined:
+    """Samples of a prompt, drawn from candidates of the language model by weights softmax(-E) (algorithm 1)."""
+    part = config.candidates_at_once
+    sampling = SamplingParameters(
+        config.max_new_tokens, tuple(model.end_ids), config.temperature, config.top_k, config.top_p
+    )
+    candidates: list[Tensor] = []
+    for number, done in enumerate(range(0, config.num_candidates, part)):
+        count, seed = min(part, config.num_candidates - done), stream_seed(config.seed, row, number)
+        drawn = sample_continuations(lm_of(model), [prefix], count, sampling, seed, part)[0]
+        candidates += [ids.cpu() for ids in drawn]
+    try:
+        energies = candidate_energies(model, prefix, candidates, part)
+        log_weights = log_importance_weights(energies)
+    except ValueError as error:
+        raise ValueError(f"prompt {row}, candidate: {error}") from error
+    generator = torch.Generator().manual_seed(stream_seed(config.seed, row, -1))
+    chosen = torch.multinomial(log_weights.exp(), config.num_samples, replacement=True, generator=generator)
+    size = effective_sample_size(log_weights)
+    if float(size) < min(FEW_EFFECTIVE_CANDIDATES, config.num_candidates / 2):
+        logger.warning(
+            f"prompt {row}: the weights of {config.num_candidates} candidates are those of {float(size):.1f} equal "
+            "ones; take more candidates, or a better language model"
         )
+    pool = Candidates(candidates, energies, log_weights, size)
+    return Joined([candidates[i] for i in chosen.tolist()], energies[chosen], pool)
 
-    def _resample(self, prefix: Tensor, row: int, config: ResolvedJointConfig) -> _Joined:
-        part, proposal = config.candidates_at_once, self.proposal(config)
-        candidates: list[Tensor] = []
-        for number, done in enumerate(range(0, config.num_candidates, part)):
-            count, seed = min(part, config.num_candidates - done), stream_seed(config.seed, row, number)
-            drawn = sample_continuations(lm_of(self), [prefix], count, proposal, seed, part)[0]
-            candidates += [ids.cpu() for ids in drawn]
-        try:
-            energies = candidate_energies(self, prefix, candidates, part)
-            log_weights = log_importance_weights(energies)
-        except ValueError as error:
-            raise ValueError(f"prompt {row}, candidate: {error}") from error
-        generator = torch.Generator().manual_seed(stream_seed(config.seed, row, -1))
-        chosen = torch.multinomial(log_weights.exp(), config.num_samples, replacement=True, generator=generator)
-        size = effective_sample_size(log_weights)
-        if float(size) < min(FEW_EFFECTIVE_CANDIDATES, config.num_candidates / 2):
-            logger.warning(
-                f"prompt {row}: the weights of {config.num_candidates} candidates are those of {float(size):.1f} equal "
-                "ones; take more candidates, or a better language model"
-            )
-        pool = _Candidates(candidates, energies, log_weights, size)
-        return _Joined([candidates[i] for i in chosen.tolist()], energies[chosen], pool)
 
-    def _stepwise(self, prefix: Tensor, row: int, config: ResolvedJointConfig) -> _Joined:
-        settings = StepwiseSettings(
-            config.max_new_tokens, config.stepwise_top_k, config.num_rollouts, config.candidates_at_once
-        )
-        try:
-            samples = [
-                sample_stepwise(self, prefix, settings, stream_seed(config.seed, row, number)).cpu()
-                for number in range(config.num_samples)
-            ]
-            energies = candidate_energies(self, prefix, samples, config.candidates_at_once)
-        except ValueError as error:
-            raise ValueError(f"prompt {row}, rollout: {error}") from error
-        return _Joined(samples, energies)
+def choose_stepwise(model: ResidualEnergyModel, prefix: Tensor, row: int, config: ResolvedJointConfig) -> Joined:
+    """Samples of a prompt, each chosen token by token (appendix A.1)."""
+    try:
+        samples = [
+            sample_stepwise(
+                model, prefix, config.max_new_tokens, config.stepwise_top_k, config.num_rollouts,
+                stream_seed(config.seed, row, number), config.candidates_at_once,
+            ).cpu()
+            for number in range(config.num_samples)
+        ]  # fmt: skip
+        energies = candidate_energies(model, prefix, samples, config.candidates_at_once)
+    except ValueError as error:
+        raise ValueError(f"prompt {row}, rollout: {error}") from error
+    return Joined(samples, energies)
 
 
 def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
@@ -257,9 +231,9 @@ def stream_seed(seed: int, *key: int) -> int:
 
 
 def _output(
-    model: ResidualBase,
+    model: ResidualEnergyModel,
     prefixes: list[Tensor],
-    results: list[_Joined],
+    results: list[Joined],
     config: ResolvedJointConfig,
     return_candidates: bool,
 ) -> JointGenerationOutput:

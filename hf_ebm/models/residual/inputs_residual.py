@@ -13,10 +13,10 @@ from hf_ebm.checks import advice_on_ids, as_list, as_mask, is_dense, shown
 from hf_ebm.model_facts import limit_of, num_embeddings
 
 if TYPE_CHECKING:
-    from hf_ebm.models.residual.residual_base import ResidualBase
+    from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
 
 
-def lm_of(model: ResidualBase) -> PreTrainedModel:
+def lm_of(model: ResidualEnergyModel) -> PreTrainedModel:
     """The language model. Raises `ValueError` where it is not loaded."""
     if model.lm is None:
         raise ValueError(
@@ -26,7 +26,7 @@ def lm_of(model: ResidualBase) -> PreTrainedModel:
     return model.lm
 
 
-def check_parts(model: ResidualBase) -> PreTrainedModel:
+def check_parts(model: ResidualEnergyModel) -> PreTrainedModel:
     """The language model; raises `ValueError` unless it and the encoder are there and on one device."""
     lm = lm_of(model)
     if lm.device != model.encoder.device or model.head.weight.device != model.encoder.device:
@@ -38,7 +38,7 @@ def check_parts(model: ResidualBase) -> PreTrainedModel:
 
 
 def check_prefixes(
-    model: ResidualBase, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int, name: str = "prefixes"
+    model: ResidualEnergyModel, prefixes: Sequence[Tensor | Sequence[int]], max_new_tokens: int, name: str = "prefixes"
 ) -> list[Tensor]:
     """Prefixes, which errors call `name`, as tensors on the language model's device; an empty one is its start token.
 
@@ -71,7 +71,9 @@ def check_prefixes(
     return found
 
 
-def check_continuations(model: ResidualBase, continuations: Sequence, max_new_tokens: int, count: int) -> list[Tensor]:
+def check_continuations(
+    model: ResidualEnergyModel, continuations: Sequence, max_new_tokens: int, count: int
+) -> list[Tensor]:
     """Continuations as tensors on the language model's device.
 
     Raises:

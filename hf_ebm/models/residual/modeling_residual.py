@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_ids, as_mask, check_choice, check_tokenizer, shown
-from hf_ebm.model_facts import limit_of, num_embeddings, special_ids
+from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
+from hf_ebm.generation_settings import SettingsGenerationMixin
+from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import model_output, state_kept
-from hf_ebm.models.adapters import refuse_adapter_alone, refuse_adapters, unwrapped
-from hf_ebm.models.checkpoints import (
-    check_trust,
-    inner_config,
-    is_config,
-    keep_weights,
-    load_whole,
-    refuse_class_of_its_own,
-)
-from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.adapters import refuse_adapters
+from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
 from hf_ebm.models.energy.token_roles import own_tokenizer
-from hf_ebm.models.fingerprints import fingerprint
-from hf_ebm.models.probes import (
-    check_causal,
-    check_not_block_sparse,
-    check_weights_stay,
-    hidden_size_if_padding_is_ignored,
-    share_parameters,
-)
 from hf_ebm.models.publishing import PublishingMixin, register
+from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
-from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationMixin
+from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationOutput, generate
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
-from hf_ebm.models.residual.retokenization import Retokenizer, same_vocabulary
-from hf_ebm.models.residual.scoring_residual import ResidualScoringMixin
+from hf_ebm.models.residual.joined_models import (
+    Retokenizer,
+    checked_models,
+    dtype_name,
+    encoder_of,
+    joined_config,
+    load_parts,
+    load_referenced,
+    valid_id,
+)
+from hf_ebm.models.residual.scoring_residual import ResidualScoreOutput, score
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_text
 
@@ -70,7 +56,7 @@ class ResidualEnergyOutput(ModelOutput):
     energy: Tensor
 
 
-class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoringMixin, PreTrainedModel):
+class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin, PreTrainedModel):
     """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
 
     E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
@@ -84,7 +70,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         lm: a causal language model.
         encoder: a model that gives hidden states: bidirectional (BERT, RoBERTa, ModernBERT, …) or causal.
         lm_tokenizer, encoder_tokenizer: both where the two models have different vocabularies; rows then go through
-            text, see `hf_ebm.models.residual.retokenization`. They are saved with the model.
+            text, see `Retokenizer`. They are saved with the model.
         lm_reference: Hub name or folder the language model came from; its weights are then not saved.
         lm_revision: of that reference.
 
@@ -93,6 +79,10 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
             types that are to be saved together.
     """
 
+    config: ResidualEnergyConfig
+    generation_config: JointGenerationConfig
+    lm: PreTrainedModel | None  # None where it is kept by reference, and not loaded
+    encoder: PreTrainedModel
     config_class = ResidualEnergyConfig
     generation_config_class = JointGenerationConfig
     base_model_prefix = "residual_base"  # no module of this name: an inner checkpoint's own prefix must not match it
@@ -117,17 +107,17 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         if is_config(lm, ResidualEnergyConfig):
             config = lm
         else:
-            given = _checked_models(lm, encoder)
+            given = checked_models(lm, encoder)
             for name, tokenizer in (("lm_tokenizer", lm_tokenizer), ("encoder_tokenizer", encoder_tokenizer)):
                 if tokenizer is not None:
                     check_tokenizer(name, tokenizer)
             if not isinstance(lm_revision, str | None):
                 raise ValueError(f"lm_revision must be a text, got {shown(lm_revision)}")
-            config = _config_of(*given, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision)
+            config = joined_config(*given, lm_tokenizer, encoder_tokenizer, lm_reference, lm_revision)
         super().__init__(config)
         self.lm, self.encoder = given or (
             None if config.lm_reference else AutoModelForCausalLM.from_config(inner_config(config.text_config)),
-            _encoder_of(AutoModel.from_config, inner_config(config.encoder_config)),
+            encoder_of(AutoModel.from_config, inner_config(config.encoder_config)),
         )
         if isinstance(getattr(self.encoder, "pooler", None), nn.Module):
             self.encoder.add_module("pooler", None)  # it plays no part, and would not be loaded again
@@ -167,32 +157,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         Raises:
             ValueError: for what cannot be loaded as such, checkpoints without the weights they need, and as the class.
         """
-        check_choice("keep_lm", keep_lm, ("value", "reference"))
-        lm, encoder = as_text("lm", lm), as_text("encoder", encoder)
-        revision = {"revision": lm_revision} if lm_revision else {}
-        of_both = ("token", "cache_dir", "local_files_only", "force_download", "trust_remote_code")
-        hub = {k: v for k, v in kwargs.items() if k in of_both}
-        trust = kwargs.get("trust_remote_code")
-        for argument, name, own, auto_class in (
-            ("lm", lm, revision, AutoModelForCausalLM), ("encoder", encoder, {}, AutoModel)
-        ):  # fmt: skip
-            refuse_adapter_alone(argument, name, **hub, **own)
-            check_trust(name, PreTrainedConfig.get_config_dict(name, **hub, **own)[0], auto_class, trust)
-        base, _ = load_whole(AutoModelForCausalLM.from_pretrained, lm, **kwargs, **revision)
-        config = AutoConfig.from_pretrained(encoder, **hub)
-
-        def load_encoder(*a: Any, **k: Any) -> PreTrainedModel:
-            return _encoder_of(AutoModel.from_pretrained, config, *a, **k)
-
-        top, _ = load_whole(load_encoder, encoder, **kwargs)
-        return cls(
-            base,
-            top,
-            lm_tokenizer=own_tokenizer(lm, **hub, **revision),
-            encoder_tokenizer=own_tokenizer(encoder, **hub),
-            lm_reference=lm if keep_lm == "reference" else None,
-            lm_revision=lm_revision if keep_lm == "reference" else None,
-        )
+        return cls(**load_parts(lm, encoder, keep_lm, lm_revision, kwargs)._asdict())
 
     @classmethod
     def from_pretrained(
@@ -214,40 +179,19 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = load_whole(super().from_pretrained, name, *args, **kwargs)
         if model.config.lm_reference is not None:
-            model._attach_referenced_lm(kwargs.get("dtype", kwargs.get("torch_dtype")), kwargs.get("token"))
+            lm, dtype = (
+                load_referenced(model.config, kwargs.get("token")),
+                kwargs.get("dtype", kwargs.get("torch_dtype")),
+            )
+            in_use = getattr(torch, str(model.config.lm_dtype)) if dtype in (None, "auto") else model.dtype
+            model.lm = lm.to(model.encoder.device, in_use)  # type: ignore[arg-type]  # a wrapped method without its self
+            model.config.text_config = lm.config
         model.lm_tokenizer = own_tokenizer(name, **hub)
         if model.config.retokenize:
             folder = "/".join(filter(None, [hub.get("subfolder"), _ENCODER_TOKENIZER]))
             model.encoder_tokenizer = AutoTokenizer.from_pretrained(name, **{**hub, "subfolder": folder})
         model._freeze_lm()
         return (model, info) if wants_info else model  # type: ignore[return-value]  # annotated as in Transformers
-
-    def _attach_referenced_lm(self, dtype: torch.dtype | str | None, token: str | bool | None) -> None:
-        config = self.config
-        revision = {"revision": config.lm_revision} if config.lm_revision else {}
-        try:
-            # In the type of the checksum first: it is of bytes.
-            lm, _ = load_whole(
-                AutoModelForCausalLM.from_pretrained,
-                str(config.lm_reference),
-                dtype=getattr(torch, str(config.lm_reference_dtype)),
-                token=token,
-                **revision,
-            )
-        except OSError as error:
-            raise ValueError(
-                f"lm_reference: the language model {config.lm_reference!r} cannot be loaded; if it was moved, give "
-                "from_pretrained its new place as lm_reference"
-            ) from error
-        if fingerprint(lm) != config.lm_fingerprint:
-            raise ValueError(
-                f"lm_reference: the weights of {config.lm_reference!r} are not those the energy was made for; give "
-                "lm_revision when you join the models, or keep the language model by value"
-            )
-        in_use = getattr(torch, str(config.lm_dtype)) if dtype in (None, "auto") else self.dtype
-        self.lm = lm.to(self.encoder.device, in_use)  # type: ignore[arg-type]  # a wrapped method without its self
-        self.config.text_config = lm.config
-        self._freeze_lm()
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """The stock one's, with the language model's tokenizer, where known, and the encoder's, where it is another.
@@ -267,7 +211,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
                 f"lm and encoder must have one data type to be saved together, got {lm_of(self).dtype} and {self.dtype}"
             )
         if self.config.lm_reference is not None and self.lm is not None:
-            self.config.lm_dtype = _name(self.lm.dtype)
+            self.config.lm_dtype = dtype_name(self.lm.dtype)
         super().save_pretrained(save_directory, *args, **kwargs)
         if self.lm_tokenizer is not None:
             self.lm_tokenizer.save_pretrained(save_directory)
@@ -291,6 +235,60 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
         with state_kept(self.encoder):
             hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
         return ResidualEnergyOutput(energy=self.energy_of_mean(self.summed(hidden, mask) / mask.sum(1, keepdim=True)))
+
+    def generate(
+        self,
+        input_ids: Tensor | Sequence[Sequence[int]] | None = None,
+        attention_mask: Tensor | None = None,
+        generation_config: JointGenerationConfig | None = None,
+        *,
+        return_candidates: bool = False,
+        **overrides: Any,
+    ) -> JointGenerationOutput:
+        """Samples continuations from `P_LM(x | prefix) exp(-E(prefix, x)) / Z(prefix)`.
+
+        Args:
+            input_ids: (B, P) prompts in the language model's tokens, padded on either side, or B lists of ids; without
+                any, one prompt of the start token.
+            attention_mask: (B, P), 0 at padding.
+            generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
+            return_candidates: return all candidates with their energies and weights.
+
+        Returns:
+            `JointGenerationOutput`. A warning is logged where weights are concentrated on few candidates, so that
+            samples are far from exact.
+
+        Raises:
+            ValueError: before any work, for anything that cannot be done as asked; for NaN energies, naming prompt and
+                candidate, when they appear.
+        """
+        return generate(self, input_ids, attention_mask, generation_config, return_candidates, overrides)
+
+    def score(
+        self,
+        texts: Iterable[str] | str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        prefixes: Iterable[str] | None = None,
+        ended: bool = True,
+        unknown_tokens: str = "warn",
+    ) -> ResidualScoreOutput:
+        """Joint energies of texts: one row in, one row out, in order. Nothing is cut.
+
+        Args:
+            texts: strings.
+            tokenizer: the language model's tokenizer.
+            prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
+                with a new word must begin with its space.
+            ended: whether texts are whole, so that an end token stands behind them.
+            unknown_tokens: what is done where a text holds something the tokenizer, or that of the encoder, has no
+                token for: `"warn"` (one warning that names the rows), `"error"` or `"ignore"`.
+
+        Raises:
+            ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
+                no strings; for NaN energies.
+        """
+        return score(self, texts, tokenizer, prefixes, ended, unknown_tokens)
 
     @staticmethod
     def summed(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -349,7 +347,7 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
     @property
     def encoder_pad_id(self) -> int:
         """What stands behind the end of the encoder's rows."""
-        return _valid_id(self.encoder, "pad_token_id", "eos_token_id")
+        return valid_id(self.encoder, "pad_token_id", "eos_token_id")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -386,120 +384,6 @@ class ResidualEnergyModel(PublishingMixin, JointGenerationMixin, ResidualScoring
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.set_input_embeddings(value)
-
-
-def _config_of(
-    lm: PreTrainedModel,
-    encoder: PreTrainedModel,
-    lm_tokenizer: PreTrainedTokenizerBase | None,
-    encoder_tokenizer: PreTrainedTokenizerBase | None,
-    lm_reference: str | os.PathLike | None,
-    lm_revision: str | None,
-) -> ResidualEnergyConfig:
-    retokenize = _must_retokenize(lm, encoder, lm_tokenizer, encoder_tokenizer)
-    if lm_reference is None and lm.dtype != encoder.dtype:
-        raise ValueError(
-            f"lm and encoder must have one data type to be saved together, got {lm.dtype} and {encoder.dtype}; load "
-            "them alike, or keep the language model by reference"
-        )
-    ends = special_ids("eos_token_id", lm)
-    config = ResidualEnergyConfig(
-        text_config=copy.deepcopy(lm.config),
-        encoder_config=copy.deepcopy(encoder.config),
-        end_token_ids=ends,
-        start_token_id=next(iter(special_ids("bos_token_id", lm)), None),
-        lm_pad_token_id=_valid_id(lm, "pad_token_id", "eos_token_id"),
-        retokenize=retokenize,
-    )
-    if lm_reference is not None:
-        # A folder by its whole path: a relative one would name another in another working directory.
-        reference = as_text("lm_reference", lm_reference)
-        config.lm_reference = str(Path(reference).resolve()) if Path(reference).is_dir() else reference
-        config.lm_revision = lm_revision
-        config.lm_fingerprint, config.lm_reference_dtype = fingerprint(lm), _name(lm.dtype)
-        config.lm_dtype = config.lm_reference_dtype
-    return config
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _checked_models(lm: object, encoder: object) -> tuple[PreTrainedModel, PreTrainedModel]:
-    lm, encoder = unwrapped("lm", lm), unwrapped("encoder", encoder)
-    if not isinstance(lm, PreTrainedModel) or not lm.can_generate() or lm.config.is_encoder_decoder:
-        raise ValueError(
-            f"lm must be a causal language model (AutoModelForCausalLM) or a ResidualEnergyConfig, got "
-            f"{type(lm).__name__}"
-        )
-    check_not_block_sparse("lm", lm)
-    check_weights_stay("lm", lm)
-    refuse_needed_inputs("lm", lm)
-    check_causal("lm", lm)
-    if not isinstance(encoder, PreTrainedModel):
-        raise ValueError(f"encoder must be a model that gives hidden states (AutoModel), got {type(encoder).__name__}")
-    name, made = type(encoder).__name__, AutoModel._model_mapping.get(type(encoder.config), ())
-    if type(encoder) not in (made if isinstance(made, tuple) else (made,)) or encoder.config.is_encoder_decoder:
-        raise ValueError(f"encoder must be what AutoModel makes of an encoder, without a head or a decoder; got {name}")
-    check_not_block_sparse("encoder", encoder)
-    check_weights_stay("encoder", encoder)
-    refuse_needed_inputs("encoder", encoder)
-    if "attention_mask" not in inspect.signature(encoder.forward).parameters:
-        raise ValueError(f"encoder: {name} takes no attention mask, so its energies would depend on padding")
-    size = hidden_size_if_padding_is_ignored(encoder, _valid_id(encoder, "pad_token_id"))
-    if size is None:
-        raise ValueError(f"encoder: hidden states of {name} depend on how far a row is padded, and so would energies")
-    if size != getattr(encoder.config, "hidden_size", None):
-        raise ValueError(
-            f"encoder: {name} gives hidden states of size {size}, its configuration says "
-            f"{getattr(encoder.config, 'hidden_size', None)}"
-        )
-    if share_parameters(lm, encoder):
-        raise ValueError("lm and encoder must not share weights, as only the encoder is trained; copy.deepcopy one")
-    return lm, encoder
-
-
-def _valid_id(model: PreTrainedModel, *names: str) -> int:
-    """The first of these special tokens that the model has an embedding for, else 0."""
-    size = num_embeddings(model)
-    return next((i for name in names for i in special_ids(name, model) if 0 <= i < size), 0)
-
-
-def _must_retokenize(
-    lm: PreTrainedModel,
-    encoder: PreTrainedModel,
-    lm_tokenizer: PreTrainedTokenizerBase | None,
-    encoder_tokenizer: PreTrainedTokenizerBase | None,
-) -> bool:
-    """Whether rows go through text."""
-    tokenizers = [one for one in (lm_tokenizer, encoder_tokenizer) if one is not None]
-    if len(tokenizers) == 2 and not same_vocabulary(*tokenizers):
-        return True
-    sizes = [num_embeddings(model) for model in (lm, encoder)]
-    if len(tokenizers) == 2 and sizes[0] > sizes[1]:
-        raise ValueError(
-            f"encoder must have embeddings for every id of the language model, got {sizes[1]} for {sizes[0]}; resize "
-            "it with resize_token_embeddings"
-        )
-    if len(tokenizers) < 2 and sizes[0] != sizes[1]:
-        raise ValueError(
-            f"lm_tokenizer and encoder_tokenizer must both be given: lm has {sizes[0]} embeddings and encoder "
-            f"{sizes[1]}, so their vocabularies differ"
-        )
-    return False
-
-
-def _encoder_of(
-    load: Callable[..., PreTrainedModel], config: PreTrainedConfig, *args: Any, **kwargs: Any
-) -> PreTrainedModel:
-    """An encoder without the pooling layer, which many checkpoints lack and no energy needs."""
-    found = AutoModel._model_mapping.get(type(config), None)
-    model_class = found[0] if isinstance(found, tuple) else found
-    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
-        kwargs["add_pooling_layer"] = False
-        if load == AutoModel.from_config:
-            return model_class(config, **kwargs)
-    return load(*(args or (config,)), **kwargs)
 
 
 register(ResidualEnergyConfig, {AutoModel: ResidualEnergyModel})

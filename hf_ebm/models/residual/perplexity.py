@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.checks import as_truth
 from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.residual.candidates import (
-    Proposal,
+    SamplingParameters,
     candidate_energies,
     check_continuations_fit,
     sample_continuations,
@@ -35,7 +35,7 @@ from hf_ebm.objectives.partition_function import (
 from hf_ebm.plain_values import as_whole, listed
 
 if TYPE_CHECKING:
-    from hf_ebm.models.residual.residual_base import ResidualBase
+    from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
 
 
 @model_output
@@ -97,7 +97,7 @@ def bounds_by_size(energies: Tensor, sizes: Sequence[int]) -> LogPartitionBounds
 
 @torch.no_grad()
 def residual_perplexity(
-    model: ResidualBase,
+    model: ResidualEnergyModel,
     prefixes: Sequence[Tensor | Sequence[int]],
     continuations: Sequence[Tensor | Sequence[int]],
     *,
@@ -128,11 +128,11 @@ def residual_perplexity(
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
     table = lm_log_probs(lm, before, after, model.config.lm_pad_token_id, candidates_at_once)
-    proposal = Proposal(max_new_tokens, tuple(model.end_ids))
+    sampling = SamplingParameters(max_new_tokens, tuple(model.end_ids))
     energy, lower, upper, sample_sizes = [], [], [], []
     for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
         seeds = stream_seed(seed, row)
-        drawn = sample_continuations(lm, [before[row]], sizes[-1], proposal, seeds, candidates_at_once)[0]
+        drawn = sample_continuations(lm, [before[row]], sizes[-1], sampling, seeds, candidates_at_once)[0]
         try:
             own = candidate_energies(model, before[row], [after[row].cpu(), *drawn], candidates_at_once)
             sample_size = effective_sample_size(log_importance_weights(own[1:]))
@@ -156,13 +156,13 @@ def residual_perplexity(
 
 @torch.no_grad()
 def lm_log_probs(
-    lm: PreTrainedModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor], pad_id: int, rows_at_once: int
+    lm: PreTrainedModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor], pad_id: int, batch_size: int
 ) -> Tensor:
     """(N, T) log probability of each token of continuations, NaN behind their end, float64, on the CPU."""
     table = torch.full((len(prefixes), max(map(len, continuations))), torch.nan, dtype=torch.float64)
     with evaluation_mode(lm):
-        for at in range(0, len(prefixes), rows_at_once):
-            before, after = prefixes[at : at + rows_at_once], continuations[at : at + rows_at_once]
+        for at in range(0, len(prefixes), batch_size):
+            before, after = prefixes[at : at + batch_size], continuations[at : at + batch_size]
             with state_kept(lm):
                 found = completion_token_log_probs(lm, before, after, pad_id).double().cpu()
             for row, (values, prefix, ids) in enumerate(zip(found, before, after, strict=True), at):
@@ -189,7 +189,7 @@ class PositionLogProbs(ModelOutput):
 
 @torch.no_grad()
 def position_log_probs(
-    model: ResidualBase,
+    model: ResidualEnergyModel,
     prefixes: Sequence[Tensor | Sequence[int]],
     continuations: Sequence[Tensor | Sequence[int]],
     *,
@@ -233,16 +233,16 @@ def position_log_probs(
 
 
 def _log_partition_behind(
-    model: ResidualBase,
+    model: ResidualEnergyModel,
     prefix: Tensor,
     start: Tensor,
     num_samples: int,
     max_new_tokens: int,
     seed: int,
-    rows_at_once: int,
+    batch_size: int,
 ) -> LogPartitionBounds:
     """log Z of what may follow a beginning; exact, twice the same, for a whole continuation."""
-    energies = clamped_energies(model, prefix, [start], num_samples, max_new_tokens, seed, rows_at_once)[0]
+    energies = clamped_energies(model, prefix, [start], num_samples, max_new_tokens, seed, batch_size)[0]
     if len(energies) == 1:
         return LogPartitionBounds(-energies[0], -energies[0])
     return log_partition_bounds(energies)
