@@ -64,8 +64,8 @@ class _Configurations(dict):
     def __iter__(self) -> Iterator[str]:  # so that copies are made by way of `__getitem__`
         return super().__iter__()
 
-    def values(self) -> ValuesView:
+    def values(self) -> ValuesView:  # type: ignore[override]
         return ValuesView(self)
 
-    def items(self) -> ItemsView:
+    def items(self) -> ItemsView:  # type: ignore[override]
         return ItemsView(self)

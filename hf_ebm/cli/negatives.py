@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 import pyarrow
 import torch
 
-from hf_ebm.cli.common import AnyModelArguments
-from hf_ebm.cli.continuation_data import (
+from hf_ebm.cli.common import (
     CONTINUATION_FIELDS,
+    AnyModelArguments,
     ContinuationArguments,
     carried,
     check_positive,

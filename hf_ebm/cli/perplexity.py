@@ -11,9 +11,9 @@ import pyarrow
 import torch
 from transformers import PreTrainedModel
 
-from hf_ebm.cli.common import AnyModelArguments
-from hf_ebm.cli.continuation_data import (
+from hf_ebm.cli.common import (
     CONTINUATION_FIELDS,
+    AnyModelArguments,
     ContinuationArguments,
     carried,
     check_positive,

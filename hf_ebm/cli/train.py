@@ -17,14 +17,12 @@ from transformers import (
     Seq2SeqTrainer,
 )
 
-from hf_ebm.cli import train_energy, train_residual
 from hf_ebm.cli.options import parse
-from hf_ebm.cli.training_costs import ScorerArguments, check_lengths, check_targets, longest_decoded, scorer_cost
-from hf_ebm.cli.training_data import DataArguments, first_rows, load_pairs
-from hf_ebm.cli.training_metrics import LOWER_IS_BETTER, GenerationMetrics, metric_names
-from hf_ebm.cli.training_models import (
+from hf_ebm.cli.training import energy, residual
+from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
+from hf_ebm.cli.training.models import (
     FRESH,
-    ModelArguments,
+    TrainedModelArguments,
     check_fresh_checkpoint,
     check_ids,
     end_token,
@@ -34,7 +32,17 @@ from hf_ebm.cli.training_models import (
     padding_tokenizer,
     pretrained,
 )
-from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.scores import (
+    LOWER_IS_BETTER,
+    GenerationMetrics,
+    ScorerArguments,
+    check_lengths,
+    check_targets,
+    longest_decoded,
+    metric_names,
+    scorer_cost,
+)
 from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokenizer
 from hf_ebm.loading import first_line
 from hf_ebm.objectives.sequence_costs import COSTS
@@ -72,7 +80,7 @@ OBJECTIVES = {
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
 }
 # Objectives of other models, each a module of its own.
-OTHERS = {"residual-nce": train_residual, "energy": train_energy}
+OTHERS = {"residual-nce": residual, "energy": energy}
 
 
 def run(argv: list[str]) -> None:
@@ -91,7 +99,7 @@ def run(argv: list[str]) -> None:
         known = ", ".join([*OBJECTIVES, *OTHERS])
         raise ValueError(f"objective must be one of {known}, and come first, got {argv[0]!r}")
     config_class, trainer_class, description = OBJECTIVES[argv[0]]
-    arguments = [ModelArguments, DataArguments, config_class]
+    arguments = [TrainedModelArguments, DataArguments, config_class]
     about = f"{description}. Evaluation generates up to the length of the longest target, if not told another length."
     if issubclass(config_class, TaskLossConfig):
         arguments.append(ScorerArguments)
@@ -106,7 +114,7 @@ def run(argv: list[str]) -> None:
 
 
 def _train(
-    which: ModelArguments,
+    which: TrainedModelArguments,
     data: DataArguments,
     config: SearchAwareConfig,
     trainer_class: type[SearchAwareTrainer],
@@ -158,7 +166,12 @@ def _train(
 
 
 def _load(
-    which: ModelArguments, data: DataArguments, settings: dict, evaluate: bool, causal: bool, checkpoint: str | None
+    which: TrainedModelArguments,
+    data: DataArguments,
+    settings: dict,
+    evaluate: bool,
+    causal: bool,
+    checkpoint: str | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DatasetDict]:
     """The model, its tokenizer and the texts."""
     if which.model_name_or_path != FRESH:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_ebm.cli.chain_records import ChainRecords
+from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.models.energy import generation_energy
 from tests.cli.conftest import killed, read, run
 from tests.cli.test_negatives_and_perplexity import language_model as small_lm

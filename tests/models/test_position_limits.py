@@ -6,7 +6,7 @@ import transformers as tf
 from transformers import AutoModelForMaskedLM
 
 from hf_ebm import EnergyModel, ResidualEnergyModel
-from hf_ebm.cli.training_models import max_positions
+from hf_ebm.cli.training.models import max_positions
 from hf_ebm.model_facts import generation_limit, limit_of, max_length
 from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.models.families import NEEDED_INPUTS, tiny_family_model

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
-from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.loading import EMBEDDED, first_line
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual import ResidualEnergyModel

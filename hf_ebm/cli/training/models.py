@@ -31,7 +31,7 @@ FRESH = "lstm"
 
 
 @dataclass
-class ModelArguments:
+class TrainedModelArguments:
     """Which model is trained; all but the first are of a fresh recurrent model."""
 
     model_name_or_path: str = field(
@@ -54,7 +54,7 @@ class ModelArguments:
     dropout: float | None = field(default=None, metadata={"help": "lstm: dropout; default: 0."})
 
 
-def fresh_settings(which: ModelArguments, task: str) -> dict[str, Any]:
+def fresh_settings(which: TrainedModelArguments, task: str) -> dict[str, Any]:
     """Settings of a fresh model, refused before anything is read."""
     given = {name: value for name, value in vars(which).items() if value is not None}
     name = given.pop("model_name_or_path")

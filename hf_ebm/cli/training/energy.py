@@ -9,7 +9,7 @@ from hf_ebm.checks import shown
 from hf_ebm.cli.common import ENERGY_HELP, ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
-from hf_ebm.cli.training_run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.loading import EMBEDDED
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.texts import report_unknown
