@@ -9,9 +9,9 @@ from transformers import EsmTokenizer
 
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
-from hf_ebm.demo.chain_stream import watch_chain
-from hf_ebm.demo.comparison import CHAINS, as_local, compare_kernels, energy_points
-from hf_ebm.demo.prompts import (
+from hf_ebm.demo.comparison import CHAINS, compare_kernels
+from hf_ebm.demo.components import BLANK, CHANGED, ENERGY_COLORS, Runs, chain_spans, energy_spans, token_texts
+from hf_ebm.demo.inputs import (
     MAX_EPOCHS,
     MAX_TOKENS,
     example_lines,
@@ -19,9 +19,8 @@ from hf_ebm.demo.prompts import (
     read_prompt,
     read_settings,
 )
-from hf_ebm.demo.score_table import HEADERS, MAX_LINES, check_lines, score_lines, sort_lines, table_rows
-from hf_ebm.demo.sessions import Runs
-from hf_ebm.demo.tokens import BLANK, CHANGED, ENERGY_COLORS, chain_spans, energy_spans, token_texts
+from hf_ebm.demo.sampling import energy_points, watch_chain
+from hf_ebm.demo.scoring import HEADERS, MAX_LINES, as_local, check_lines, score_lines, sort_lines, table_rows
 from hf_ebm.sampling.configuration import kernel_names
 from hf_ebm.scoring.rows import BadLogitsError
 from tests.docs.hub_models import HUB_MODELS

@@ -8,8 +8,7 @@ import pytest
 from hf_ebm import EnergyModel
 from hf_ebm.cli.main import main
 from hf_ebm.demo import build_demo
-from hf_ebm.demo.messages import shows_errors
-from hf_ebm.demo.sampling_tab import fields_of_kernel
+from hf_ebm.demo.components import fields_of_kernel, shows_errors
 from tests.conftest import tiny_mlm
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
