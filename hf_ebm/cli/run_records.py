@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet
+from filelock import FileLock, Timeout
 
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.tables import Output, is_stream
+from hf_ebm.files import put_in_place
 from hf_ebm.sampling.sampler import kept_samples
 from hf_ebm.sampling.warm_start import DECODERS
 
@@ -32,7 +33,8 @@ class RunRecords:
     """Records of a run in a JSON Lines file (or standard output, `-`, which cannot be continued).
 
     Beside the output lies `<output>.run.json`, which says what the run is of. A Parquet output is collected as JSON
-    Lines and converted at the end, when its records get the fields of the input's.
+    Lines and converted at the end, when its records get the fields of the input's. While the run goes on, one of its
+    processes holds `<output>.run.lock`; who appends holds `<output>.lock`.
 
     Args:
         output: where records go.
@@ -54,7 +56,8 @@ class RunRecords:
         self.recipe_file, self.states = self._beside(".run.json"), self._beside(".state")
         self._known: set[tuple[int, ...]] = set()
         self._known_up_to = 0
-        self._held: TextIO | None = None
+        self._goes_on = FileLock(self._beside(".run.lock"), timeout=0)
+        self._turn = FileLock(self._beside(".lock"))
 
     def open(self, recipe: dict[str, Any]) -> None:
         """Starts the output, or checks that it is this run's and cuts off a record that a kill left half-written.
@@ -69,24 +72,33 @@ class RunRecords:
         """
         if self.printed is not None:
             return
-        recipe = json.loads(to_json(recipe))
+        with suppress(Timeout):  # another process holds it
+            self._goes_on.acquire()
+        try:
+            self._begin(json.loads(to_json(recipe)))
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self, recipe: dict) -> None:
         there = self.recipe_file.exists()
         if there and not self._kept_nothing():
             self._check_recipe(recipe)
         elif not there and (self.path.exists() or self.lines.exists()):
             raise ValueError(f"output: {self.path} exists and is not a run of this command; nothing is overwritten")
         else:
-            temporary = self._beside(".run.json.tmp")
-            temporary.write_text(json.dumps(recipe, indent=2, ensure_ascii=False), encoding="utf-8")
-            os.replace(temporary, self.recipe_file)
-        self._held = open(self.recipe_file, encoding="utf-8")  # noqa: SIM115  as long as this run goes on
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+            with put_in_place(self.recipe_file) as file:
+                file.write_text(json.dumps(recipe, indent=2, ensure_ascii=False), encoding="utf-8")
         if not self._is_converted():
-            with open(self.lines, "a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with self._turn, open(self.lines, "a+b") as file:
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         self.read()
+
+    def _release(self) -> None:
+        if self._goes_on.is_locked:
+            _remove_file_of(self._goes_on)
+            self._goes_on.release()
 
     def _beside(self, ending: str) -> Path:
         return self.path.with_name(self.path.name + ending)
@@ -96,14 +108,8 @@ class RunRecords:
 
     def _kept_nothing(self) -> bool:
         """Whether the run that began this output has ended before it had anything to keep."""
-        if self._is_converted() or (self.lines.exists() and self.lines.stat().st_size) or self.states.exists():
-            return False
-        with open(self.recipe_file, encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # it goes on
-                return False
-        return True
+        kept = self._is_converted() or (self.lines.exists() and self.lines.stat().st_size) or self.states.exists()
+        return not kept and self._goes_on.is_locked  # by this process, so by no other
 
     def _check_recipe(self, recipe: dict) -> None:
         mine = [self._beside(ending) for ending in ("", ".run.json", ".partial.jsonl", ".state")]
@@ -164,8 +170,7 @@ class RunRecords:
                 sys.stdout.write(f"{self._line(record)}\n")  # print makes two of a line where nothing is buffered
                 sys.stdout.flush()
             return
-        with open(self.lines, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._turn, open(self.lines, "a+b") as file:
             file.seek(self._known_up_to)  # what other processes have appended since this one looked
             self._known |= {self.key(self._read(line)) for line in file}
             new = [record for record in records if self.key(record) not in self._known]
@@ -184,17 +189,23 @@ class RunRecords:
             how = "repeat the command to continue" if self.printed is None else "with a file as --output it could go on"
             raise KeyboardInterrupt(how) from interrupt
         finally:
-            if self._held is not None:
-                self._held.close()
+            self._release()
 
     def finish(self) -> None:
-        """Makes the Parquet file of a run that has all its records."""
-        if not self.output.is_parquet:
-            return
-        if not self._is_converted():
-            records = sorted(self.read(), key=self.key)
-            self.output.write(records, [self._number(record) for record in records])
-        self.lines.unlink(missing_ok=True)  # a kill may have left it
+        """Ends a run that has all its records: makes its Parquet file."""
+        if self.output.is_parquet:
+            if not self._is_converted():
+                records = sorted(self.read(), key=self.key)
+                self.output.write(records, [self._number(record) for record in records])
+            self.lines.unlink(missing_ok=True)  # a kill may have left it
+        with self._turn:
+            _remove_file_of(self._turn)
+
+
+def _remove_file_of(lock: FileLock) -> None:
+    """Removes the file of a lock that is held. Windows doesn't let it be while it is open, but when it is released."""
+    with suppress(OSError):
+        os.unlink(lock.lock_file)
 
 
 class ChainRecords(RunRecords):

@@ -25,6 +25,7 @@ from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.energy.prompts import longest_of
+from hf_ebm.models.energy.saved_runs import holds_run
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -191,7 +192,7 @@ def _run_batch(
     """Runs the chains of a batch, from their saved state if a killed run left one."""
     folder = records.state_folder(batch)
     common: dict[str, Any] = {"generation_config": config, "token_budget": token_budget}
-    if folder is not None and (folder / "state.json").exists():
+    if folder is not None and holds_run(folder):
         out = model.generate(resume_from=folder, save_state_to=folder, **common)
     else:
         out = model.generate(**inputs, chain_keys=batch, save_state_to=folder, **common)

@@ -19,6 +19,7 @@ import pyarrow.parquet
 
 from hf_ebm.checks import as_string
 from hf_ebm.cli.json_lines import from_lines, to_json
+from hf_ebm.files import put_in_place
 
 LINES = (".jsonl", ".ndjson", ".json")
 # What pyarrow raises for values that no column can hold, and for those of a column that Python has no value for.
@@ -204,16 +205,12 @@ class Output:
             with open(target, "w", encoding="utf-8") as file:
                 file.writelines(lines)
             return
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
+        with put_in_place(target) as temporary:
             if self.is_parquet:
                 pyarrow.parquet.write_table(self._with_added(records, numbers), temporary)
             else:
                 with open(temporary, "w", encoding="utf-8") as file:
                     file.writelines(lines)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _with_added(self, records: list[dict], numbers: Sequence[int]) -> pyarrow.Table:
         table = pyarrow.table({}) if self._table is None else self._table

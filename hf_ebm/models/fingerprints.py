@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.accelerate import load_offloaded_parameter
 
@@ -25,17 +26,26 @@ _ASIDE = {
 _OWN_CODE = "transformers_modules."
 
 
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 of a model's weights as they are loaded, names and types included: the same on every device."""
+def checksum(tensors: Iterable[tuple[str, Tensor]]) -> hashlib._Hash:
+    """The SHA-256, so far, of tensors in the order given, with their names and types: the same on every device."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if tensor.is_meta and isinstance(
-            model, PreTrainedModel
-        ):  # it lies in the processor's memory or on the disk while it isn't used
-            tensor = load_offloaded_parameter(model, name)
+    for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest
+
+
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 of a model's weights as they are loaded."""
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in sorted(model.state_dict().items()):
+            # On the meta device it lies in the processor's memory or on the disk while it isn't used.
+            if tensor.is_meta and isinstance(model, PreTrainedModel):
+                tensor = load_offloaded_parameter(model, name)
+            yield name, tensor
+
+    return checksum(weights()).hexdigest()
 
 
 def model_fingerprints(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, str]:

@@ -1,24 +1,15 @@
-"""A run of chains: what it keeps, and how it is saved so that it can go on."""
+"""A run of chains: what it keeps, which is all that it needs to go on."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from hf_ebm.plain_values import as_path
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import Context
-
-STATE_FORMAT = 2
 
 
 class Tally(NamedTuple):
@@ -99,7 +90,7 @@ class ChainRun:
     context: Context | None = None
 
     @classmethod
-    def begin(cls, state: ChainState, recipe: dict, target: Target) -> ChainRun:
+    def begin(cls, state: ChainState, recipe: dict, target: Target) -> Self:
         """A run that has done nothing yet."""
         chains, length = state.ids.shape
         samples = torch.empty(chains, 0, length, dtype=torch.long)
@@ -113,13 +104,13 @@ class ChainRun:
         """Whether the chains are at a state whose energies have been evaluated."""
         return not bool(self.state.extra_energy.isnan().any())
 
-    def to(self, device: torch.device) -> ChainRun:
+    def to(self, device: torch.device) -> Self:
         """The run on a device."""
         context = self.context and self.context.to(device)
         state = ChainState(*(values.to(device) for values in self.state))
         return replace(self, state=state, tally=Tally(*(values.to(device) for values in self.tally)), context=context)
 
-    def with_room(self, epochs: int, samples: int) -> ChainRun:
+    def with_room(self, epochs: int, samples: int) -> Self:
         """The run with room for so many epochs and kept samples in all."""
         chains, _, length = self.samples.shape
         more_samples = max(0, samples - self.samples.shape[1])
@@ -133,9 +124,8 @@ class ChainRun:
             ),
         )
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the run to folder `path`, atomically: a kill at any time leaves the last complete state."""
-        folder = as_path("save_state_to", path)
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has been computed, as contiguous tensors on the CPU and as plain values, by name; without any room."""
         tensors = {f"trace.{name}": value for name, value in self.trace.first(self.epoch)._asdict().items()}
         tensors |= {f"state.{name}": value for name, value in self.state._asdict().items()}
         tensors |= {f"tally.{name}": value for name, value in self.tally._asdict().items()}
@@ -143,54 +133,20 @@ class ChainRun:
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
         if self.context is not None:
             tensors |= _context_tensors(self.context)
-        blob = save({name: value.cpu().contiguous() for name, value in tensors.items()})
-        digest = hashlib.sha256(blob).hexdigest()
-        # The tensors get a name of their own; the JSON that names them is put in place last.
-        tensor_file = f"chains-{digest[:16]}.safetensors"
-        header: dict[str, Any] = {
-            "format": STATE_FORMAT,
-            "epoch": self.epoch,
-            "step": self.step,
-            "kept": self.kept,
-            "num_masked_rows": self.num_masked_rows,
-        }
-        header |= {"recipe": self.recipe, "tensors": tensor_file, "sha256": digest}
-        header["header_sha256"] = _digest_of(header)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_atomically(folder / tensor_file, blob)
-            _write_atomically(folder / "state.json", json.dumps(header, indent=2).encode())
-            for old in folder.glob("chains-*.safetensors"):
-                if old.name != tensor_file:
-                    old.unlink()
-        except (OSError, UnicodeError) as error:
-            raise ValueError(f"save_state_to: cannot write the chains' state to {folder}: {error}") from error
+        values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "recipe")}
+        return {name: value.cpu().contiguous() for name, value in tensors.items()}, values
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> ChainRun:
-        """Reads a run that `save` wrote. Raises `ValueError` for a missing, unreadable or half-written state."""
-        folder = as_path("resume_from", path)
-        try:
-            header = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            if header.pop("header_sha256") != _digest_of(header):
-                raise ValueError("state.json is not what was written")
-            blob = (folder / header["tensors"]).read_bytes()
-            if header["format"] != STATE_FORMAT:
-                raise ValueError(f"format {header['format']}, this version reads {STATE_FORMAT}")
-            if hashlib.sha256(blob).hexdigest() != header["sha256"]:
-                raise ValueError(f"{header['tensors']} is not what was written")
-            tensors = load(blob)
-            parts: dict[str, Any] = {
-                "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
-                "tally": Tally(*(tensors[f"tally.{name}"] for name in Tally._fields)),
-                "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
-            }
-            parts["context"] = _context_of(tensors)
-            parts |= {f.name: header[f.name] for f in fields(cls) if f.name in header}
-            parts |= {f.name: tensors[f.name] for f in fields(cls) if f.name in tensors}
-            return cls(**parts)
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise ValueError(f"resume_from: {folder} holds no complete state of chains: {error!r}") from error
+    def of_parts(cls, tensors: dict[str, Tensor], values: dict[str, Any]) -> Self:
+        """The run that `parts` are of. Raises `KeyError` or `TypeError` where some are missing."""
+        parts: dict[str, Any] = {
+            "state": ChainState(*(tensors[f"state.{name}"] for name in ChainState._fields)),
+            "tally": Tally(*(tensors[f"tally.{name}"] for name in Tally._fields)),
+            "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
+            "context": _context_of(tensors),
+        }
+        given = {**values, **tensors}
+        return cls(**parts, **{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
 
 def _context_tensors(context: Context) -> dict[str, Tensor]:
@@ -208,16 +164,3 @@ def _context_of(tensors: dict[str, Tensor]) -> Context | None:
         return None
     by_token, by_sequence = inputs("context.by_token."), inputs("context.by_sequence.")
     return Context(by_token, by_sequence, tensors.get("context.states"), tensors.get("context.lengths"))
-
-
-def _digest_of(header: dict) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

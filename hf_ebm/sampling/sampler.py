@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
+
+Run = TypeVar("Run", bound=ChainRun)
 
 
 class ChainKey(NamedTuple):
@@ -54,13 +56,13 @@ def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> Non
 
 
 def run_epoch(
-    run: ChainRun,
+    run: Run,
     config: ResolvedChainConfig,
     keys: list[ChainKey],
     target: Target,
     proposal: BlockProposal,
     on_step: Callable[[Tensor], None] | None = None,
-) -> Iterator[ChainRun]:
+) -> Iterator[Run]:
     """Runs one epoch of all chains, or what is left of one, and yields the run after each of its steps.
 
     Each is a whole run, which an interruption of the next step leaves as it was; the last is at the epoch's end.
@@ -101,7 +103,7 @@ def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:
     return KERNELS["gibbs" if epoch < config.accept_all_epochs else config.kernel]
 
 
-def _with_epoch(run: ChainRun, config: ResolvedChainConfig, sizes: Tensor, temperature: float) -> ChainRun:
+def _with_epoch(run: Run, config: ResolvedChainConfig, sizes: Tensor, temperature: float) -> Run:
     """A run whose steps of the epoch are done with the epoch in its trace, and its sample if one is kept."""
     state, tally = run.state, run.tally
     rates = tally.accepted / tally.proposed, tally.novel / tally.proposed

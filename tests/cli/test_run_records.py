@@ -1,14 +1,20 @@
 """Long runs go on with what they were started with alone; an error says what differs, and a finished run that it is."""
 
-import fcntl
 import json
+import runpy
 import shutil
+import sys
+import threading
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
-from hf_ebm.cli.run_records import ChainRecords
+from hf_ebm.cli import run_records
+from hf_ebm.cli.negatives import _ADDED
+from hf_ebm.cli.run_records import ChainRecords, RunRecords
+from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy
 from tests.cli.conftest import killed, read, run
 from tests.cli.test_negatives_and_perplexity import language_model as small_lm
@@ -166,12 +172,33 @@ def test_a_run_that_kept_nothing_does_not_stand_in_the_way(tmp_path, model, lang
     output = tmp_path / "out.jsonl"
     arguments = ["sample", "--model", model, "--num_chains", "2", "--num_epochs", "2", "--output", output]
     assert "positions" in refused(capsys, *arguments, "--lengths", "1000")
-    with open(tmp_path / "out.jsonl.run.json", encoding="utf-8") as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
+    with FileLock(tmp_path / "out.jsonl.run.lock"):
         assert "other lengths" in refused(capsys, *arguments, "--lengths", "3")
     run(*arguments, "--lengths", "3")
-    assert len(read(output)) == 4
+    assert len(read(output)) == 4 and not list(tmp_path.glob("*.lock"))
     assert "other lengths (3 there, 4 here)" in refused(capsys, *arguments, "--lengths", "4")
+
+
+def test_locks_need_nothing_that_windows_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    runpy.run_path(run_records.__file__)
+
+
+def test_processes_take_turns_to_append(tmp_path):
+    """One that holds the turn, as while it appends, keeps another from it until it is done."""
+    rows = [{"row": number, "prefix_ids": [number]} for number in range(2)]
+    one, other = (RunRecords(Output(str(tmp_path / "out.jsonl"), None, _ADDED), ("row",)) for _ in range(2))
+    one.open({"command": "negatives", "checksums": {}})
+    one.append(rows[:1])
+    with FileLock(tmp_path / "out.jsonl.lock"):
+        late = threading.Thread(target=other.append, args=(rows,))
+        late.start()
+        late.join(0.2)
+        assert late.is_alive() and one.read() == rows[:1]
+    late.join()
+    assert one.read() == rows
+    one.finish()
+    assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl", "out.jsonl.run.json", "out.jsonl.run.lock"}
 
 
 @pytest.mark.parametrize("command", ["score", "rerank", "sample", "negatives", "perplexity"])

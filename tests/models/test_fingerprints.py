@@ -1,7 +1,6 @@
 """Checksums of models: of every part that decides a value, and of nothing else."""
 
 import hashlib
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from hf_ebm import EnergyModel
+from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.models.fingerprints import fingerprint, model_fingerprints
 from tests.conftest import tiny_energy_model
 from tests.models.own_code_checkpoints import checkpoint_with_code
@@ -108,13 +108,13 @@ def test_a_saved_run_goes_on_with_its_model_alone(tmp_path):
 
 
 def test_a_run_that_save_wrote_has_every_chains_energy_compared(tmp_path):
-    """`ChainRun.save` knows no model."""
+    """`SavedRun.save` knows no model."""
     model = tiny_energy_model()
     run = model.generate(**BASE).run
     run.save(tmp_path / "run")
     whole = model.generate(**BASE | {"num_epochs": 9})
     assert equal(whole, model.generate(resume_from=tmp_path / "run", num_epochs=9, save_state_to=tmp_path / "more"))
-    assert json.loads((tmp_path / "more" / "state.json").read_text())["recipe"]["model"] == model_fingerprints(model)
+    assert SavedRun.load(tmp_path / "more").recipe["model"] == model_fingerprints(model)
     terms = run.state.token_energies.clone()
     terms[2, 1] += 0.5
     replace(run, state=run.state._replace(token_energies=terms)).save(tmp_path / "run")

@@ -1,14 +1,16 @@
 """Runs that are saved, interrupted, resumed and made longer; states that are damaged."""
 
+import hashlib
 import json
 import types
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from hf_ebm.models.energy import generation_energy
+from hf_ebm.models.energy.saved_runs import SavedRun, holds_run
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.run import ChainRun
 from tests.conftest import tiny_energy_model
 from tests.sampling.chains import BASE, VARIED, StopAfter, equal
 
@@ -20,7 +22,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path, extra):
     whole = model.generate(**settings)
     with pytest.raises(KeyboardInterrupt):
         model.generate(**settings, save_state_to=tmp_path, stopping_criteria=[StopAfter(2, KeyboardInterrupt)])
-    assert ChainRun.load(tmp_path).epoch == 2
+    assert SavedRun.load(tmp_path).epoch == 2
     rest = model.generate(resume_from=tmp_path, save_state_to=tmp_path)
     assert equal(whole, rest)
     # Rows that were kept to be read again aren't saved; each is run once more at most.
@@ -44,7 +46,7 @@ def test_a_run_that_is_killed_within_an_epoch_goes_on_there(tmp_path, monkeypatc
     monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed_at_the_third_step)
     with pytest.raises(KeyboardInterrupt):
         model.generate(**settings, save_state_to=tmp_path)
-    saved = ChainRun.load(tmp_path)
+    saved = SavedRun.load(tmp_path)
     assert (saved.epoch, saved.step) == steps[3]
     rest = model.generate(resume_from=tmp_path)
     assert equal(whole, rest) and len(set(steps)) == len(steps)  # no step was taken twice
@@ -72,7 +74,7 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
 ):
     """By a clock that runs for steps and saves alone: a state is saved every so many steps."""
     now, saved = 0.0, []
-    kernel, save = KERNELS["metropolis_hastings"], ChainRun.save
+    kernel, save = KERNELS["metropolis_hastings"], SavedRun.save
 
     def slow_step(*given, **settings):
         nonlocal now
@@ -86,7 +88,7 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
         save(run, path)
 
     monkeypatch.setitem(KERNELS, "metropolis_hastings", kernel._replace(step=slow_step))
-    monkeypatch.setattr(ChainRun, "save", slow_save)
+    monkeypatch.setattr(SavedRun, "save", slow_save)
     monkeypatch.setattr(generation_energy, "time", types.SimpleNamespace(monotonic=lambda: now))
     tiny_energy_model().generate(lengths=4, num_chains=2, num_epochs=3, seed=0, save_state_to=tmp_path)
     assert saved == [0, *range(expected, 13, expected), 12]  # at the start, as it goes, at the end
@@ -115,18 +117,48 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
         tiny_energy_model("raw").generate(resume_from=tmp_path)
 
 
+def written_before(folder, run) -> None:
+    """A run as the versions wrote it that had two files for it."""
+    tensors, values = run.parts()
+    blob = save(tensors)
+    digest = hashlib.sha256(blob).hexdigest()
+    header = {"format": 2, **values, "tensors": f"chains-{digest[:16]}.safetensors", "sha256": digest}
+    header["header_sha256"] = hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+    folder.mkdir()
+    (folder / header["tensors"]).write_bytes(blob)
+    (folder / "state.json").write_text(json.dumps(header, indent=2))
+
+
+def test_a_run_is_one_file_and_those_of_earlier_versions_go_on(tmp_path):
+    model = tiny_energy_model()
+    out = model.generate(**BASE, save_state_to=tmp_path / "now")
+    assert [path.name for path in (tmp_path / "now").iterdir()] == ["run.safetensors"]
+    written_before(tmp_path / "before", out.run)
+    assert holds_run(tmp_path / "before") and holds_run(tmp_path / "now") and not holds_run(tmp_path)
+    rest = model.generate(resume_from=tmp_path / "before", save_state_to=tmp_path / "before", num_epochs=9)
+    assert equal(model.generate(**BASE | {"num_epochs": 9}), rest)
+    assert [path.name for path in (tmp_path / "before").iterdir()] == ["run.safetensors"]
+    assert SavedRun.load(tmp_path / "before").epoch == 9
+
+
 def test_damaged_and_unwritable_states_are_refused(tmp_path):
     model = tiny_energy_model()
-    model.generate(**BASE, save_state_to=tmp_path / "state")
-    tensors = next((tmp_path / "state").glob("*.safetensors"))
-    content = tensors.read_bytes()
-    tensors.write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path / "state")
-    header = tmp_path / "state" / "state.json"
-    header.write_text(header.read_text()[:-20])
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path / "state")
+    out = model.generate(**BASE, save_state_to=tmp_path / "state")
+    file = tmp_path / "state" / "run.safetensors"
+    whole = file.read_bytes()
+    damaged = [whole[: len(whole) // 2], whole[:-1] + bytes([whole[-1] ^ 1]), b"", save(out.run.parts()[0])]
+    for content in (*damaged, whole.replace(rb"\"epoch\": 4", rb"\"epoch\": 3")):
+        assert content != whole
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="holds no complete state"):
+            model.generate(resume_from=tmp_path / "state")
+    written_before(tmp_path / "before", out.run)
+    header = (tmp_path / "before" / "state.json").read_text()
+    for content in (header[:-20], header.replace('"epoch": 4', '"epoch": 3'), header.replace("chains-", "chain-")):
+        assert content != header
+        (tmp_path / "before" / "state.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no complete state"):
+            model.generate(resume_from=tmp_path / "before")
     with pytest.raises(ValueError, match="holds no complete state"):
         model.generate(resume_from=tmp_path / "nothing")
     (tmp_path / "file").write_text("")
@@ -159,10 +191,6 @@ def test_resuming_checks_every_chains_extra_energy(tmp_path):
             model.generate(resume_from=tmp_path, **given)
     with pytest.raises(ValueError, match="4 epochs are done, num_epochs=2 is less"):
         model.generate(resume_from=tmp_path, num_epochs=2)
-    header = json.loads((tmp_path / "state.json").read_text())
-    (tmp_path / "state.json").write_text(json.dumps(header | {"epoch": 3}))
-    with pytest.raises(ValueError, match="holds no complete state"):
-        model.generate(resume_from=tmp_path)
 
 
 def test_an_interruption_at_any_moment_leaves_a_state_that_resumes(tmp_path):

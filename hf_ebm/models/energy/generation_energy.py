@@ -28,12 +28,12 @@ from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.context import is_model_input
 from hf_ebm.models.energy.energy_base import EnergyBase
 from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
+from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.kernels import targets_energy
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import BlockProposal, Warp
-from hf_ebm.sampling.run import ChainRun
 from hf_ebm.sampling.sampler import ChainKey, check_run_fits, kept_samples, kernel_at, run_epoch
 from hf_ebm.sampling.streams import WARM_START, chain_generator
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
@@ -69,7 +69,7 @@ class Streamer(Protocol):
 class _Job(NamedTuple):
     """A run with what it samples and how."""
 
-    run: ChainRun
+    run: SavedRun
     config: ResolvedChainConfig
     keys: list[ChainKey]
     target: Target
@@ -217,7 +217,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             "settings": config.settings(), "keys": keys, "energy": self.config.energy,
             "extra_energies": _weights(extra),
         }  # fmt: skip
-        return _Job(ChainRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
+        return _Job(SavedRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
     def _resume(
         self,
@@ -227,7 +227,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         extra: tuple[ExtraEnergy, ...],
         token_budget: int | None,
     ) -> _Job:
-        run = ChainRun.load(path)
+        run = SavedRun.load(path)
         saved = ChainGenerationConfig(**run.recipe["settings"])
         given = {name: value for name, value in overrides.items() if value is not None}
         asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
@@ -311,7 +311,7 @@ def _run_job(
     criteria: list[Criterion],
     streamer: Streamer | None,
     saver: _Saver,
-) -> tuple[ChainRun, Tensor | None]:
+) -> tuple[SavedRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
     if job.config.kernel in DECODERS:
@@ -332,7 +332,7 @@ def _run_job(
     return run, confidence
 
 
-def _with_start(job: _Job, proposal: BlockProposal) -> ChainRun:
+def _with_start(job: _Job, proposal: BlockProposal) -> SavedRun:
     """Fills what the chains cannot hold, and evaluates the energies of the start."""
     run, target, config = job.run, job.target, job.config
     ids, rows_before = run.state.ids, target.runner.num_rows
@@ -351,7 +351,7 @@ def _run_epochs(
     criteria: list[Criterion],
     streamer: Streamer | None,
     saver: _Saver,
-) -> ChainRun:
+) -> SavedRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
     show = None
@@ -383,18 +383,18 @@ class _Saver:
     def __init__(self, folder: str | os.PathLike | None):
         self.folder, self.saved, self.cost = folder, 0.0, 0.0
 
-    def save(self, run: ChainRun) -> None:
+    def save(self, run: SavedRun) -> None:
         if self.folder is not None:
             began = time.monotonic()
             run.save(self.folder)
             self.saved = time.monotonic()
             self.cost = self.saved - began
 
-    def save_if_due(self, run: ChainRun) -> None:
+    def save_if_due(self, run: SavedRun) -> None:
         if time.monotonic() - self.saved >= max(_SECONDS_BETWEEN_SAVES, self.cost / _MOST_TIME_SAVING):
             self.save(run)
 
-    def save_or_warn(self, run: ChainRun) -> None:
+    def save_or_warn(self, run: SavedRun) -> None:
         """Saves while another error is on its way, which must not be hidden."""
         try:
             self.save(run)
@@ -402,7 +402,7 @@ class _Saver:
             logger.warning(str(error))
 
 
-def _run_decoder(job: _Job) -> tuple[ChainRun, Tensor]:
+def _run_decoder(job: _Job) -> tuple[SavedRun, Tensor]:
     target = job.target
     rows_before = target.runner.num_rows
     ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
@@ -415,16 +415,16 @@ def _run_decoder(job: _Job) -> tuple[ChainRun, Tensor]:
     return replace(run, state=state, epoch=1, kept=1, num_masked_rows=rows), confidence.cpu()
 
 
-def _with_fingerprints(run: ChainRun, model: PreTrainedModel) -> ChainRun:
+def _with_fingerprints(run: SavedRun, model: PreTrainedModel) -> SavedRun:
     """A run that is to be saved knows its model."""
     return run if "model" in run.recipe else replace(run, recipe=run.recipe | {"model": model_fingerprints(model)})
 
 
-def _check_same_target(run: ChainRun, target: Target) -> None:
+def _check_same_target(run: SavedRun, target: Target) -> None:
     """The chains' terms and extra energies must be what they were.
 
     Other extra energies would go unnoticed otherwise, and the carried energies would be wrong; so would another model
-    where the state has no fingerprints, as those that `ChainRun.save` writes of a run that was not saved as it went.
+    where the state has no fingerprints, as those that `SavedRun.save` writes of a run that was not saved as it went.
     """
     chains = torch.arange(1 if "model" in run.recipe else len(run.state.ids), device=run.state.ids.device)
     terms = target.terms(run.state.ids[chains], chains, target.free[chains])
