@@ -1,11 +1,11 @@
-# make setup | sample | test | test-processors | lint | docs | wheel: each does all of its own set-up and can be repeated.
+# make setup | sample | test | test-processors | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test test-processors lint docs wheel
+.PHONY: setup sample test test-processors lint docs help wheel
 
 # Bytecode is made of what is imported, when it is: that is under a third of what is installed. The warning that is left out
 # says what an editable install is.
@@ -45,6 +45,10 @@ lint: setup
 
 docs: setup
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+# What `hf-ebm COMMAND --help` shows, from the options as they are declared.
+help: setup
+	$(BIN)/python -m hf_ebm.cli.store_help
 
 wheel:
 	.ci/check_wheel $(PYTHON)

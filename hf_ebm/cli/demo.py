@@ -18,9 +18,14 @@ class DemoArguments(MaskedModelArguments):
     port: int = field(default=7860, metadata={"help": "Port to listen on, 1 to 65535."})
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    return [DemoArguments]
+
+
 def run(argv: list[str]) -> None:
     """Serves the page until interrupted. No public link is made, and nothing is sent anywhere."""
-    (arguments,) = parse([DemoArguments], argv, "demo", __doc__)
+    (arguments,) = parse(options(), argv, "demo", __doc__)
     if not 1 <= arguments.port <= 65535:
         raise ValueError(f"port must be from 1 to 65535, got {arguments.port}")
     _check_free(arguments.host, arguments.port)

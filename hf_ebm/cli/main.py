@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from hf_ebm import __version__
+from hf_ebm.cli import help
 
 COMMANDS = {
     "sample": "draw sequences from a masked language model, or fill the masks of texts",
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> None:
         return
     if argv[0] not in COMMANDS:
         _stop(2, f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
+    if "torch" not in sys.modules and help.asked(argv[0], argv[1:]):
+        print(help.help_of(argv[0]), end="")
+        return
     try:
         from importlib import import_module
 

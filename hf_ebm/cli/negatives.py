@@ -60,11 +60,14 @@ _SAMPLING = setting_options(
 )  # fmt: skip
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    return [NegativesArguments, _SAMPLING, ContinuationArguments, AnyModelArguments]
+
+
 def run(argv: list[str]) -> None:
     """Samples for the texts that the output doesn't hold yet."""
-    arguments, sampling, data, which = parse(
-        [NegativesArguments, _SAMPLING, ContinuationArguments, AnyModelArguments], argv, "negatives", __doc__
-    )
+    arguments, sampling, data, which = parse(options(), argv, "negatives", __doc__)
     _check(arguments, data)
     JointGenerationConfig(**vars(sampling))  # which refuses what they may not be
     state = joined(which.device)

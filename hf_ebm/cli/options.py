@@ -1,16 +1,16 @@
-"""The options of a command: how they are read, and how `--help` shows them."""
+"""The options of a command, and how they are read."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from argparse import SUPPRESS, Action, HelpFormatter
 from collections.abc import Iterable
 from dataclasses import field, make_dataclass
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
+from hf_ebm.cli.help import of_parser
 from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
 
 
@@ -20,7 +20,7 @@ def parse(dataclasses: list, argv: list[str], command: str, description: str) ->
     Raises:
         ValueError: for an option that isn't there, one that is missing, and a value of another kind.
     """
-    parser = _Parser(dataclasses, command, description)
+    parser = OptionParser(dataclasses, command, description)
     _, rest = parser.parse_known_args(argv)
     if rest:
         raise ValueError(_not_there(parser, rest, command))
@@ -55,19 +55,11 @@ def setting_options(
     return made
 
 
-class _Parser(HfArgumentParser):
+class OptionParser(HfArgumentParser):
     """A parser whose errors are `ValueError`s."""
 
     def __init__(self, dataclasses: list, command: str, description: str):
-        prog = f"hf-ebm {command}"
-        # The options one by one would hide the message below them.
-        shown: dict[str, Any] = {
-            "usage": f"{prog} [options]",
-            "description": description,
-            "formatter_class": _Help,
-            "allow_abbrev": False,
-        }
-        super().__init__(dataclasses, prog=prog, **shown)
+        super().__init__(dataclasses, **of_parser(command, description))
         # Before Python 3.14 it takes -1e-3 for an option.
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
 
@@ -75,20 +67,7 @@ class _Parser(HfArgumentParser):
         raise ValueError(message)
 
 
-class _Help(HelpFormatter):
-    """Tells the default of an option that has one, unless its text does, and the text of a pair of options once."""
-
-    def _get_help_string(self, action: Action) -> str:
-        text = action.help or ""
-        if action.nargs == 0 and action.dest != "help":
-            return f"The opposite of --{action.dest}."
-        told = re.search(r"\bdefaults?( to\b|:|\))|\bby default\b", text, re.IGNORECASE)
-        if told or action.required or action.default in (None, SUPPRESS, ""):
-            return text
-        return f"{text} (default: %(default)s)"
-
-
-def _not_there(parser: _Parser, rest: list[str], command: str) -> str:
+def _not_there(parser: OptionParser, rest: list[str], command: str) -> str:
     unknown = [part.partition("=")[0] for part in rest if part.startswith("-")]
     help_lists = f"hf-ebm {command} --help lists the options"
     if not unknown:

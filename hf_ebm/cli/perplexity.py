@@ -45,11 +45,14 @@ class PerplexityArguments:
     seed: int = field(default=0, metadata={"help": "Of the samples."})
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    return [PerplexityArguments, ContinuationArguments, AnyModelArguments]
+
+
 def run(argv: list[str]) -> None:
     """Evaluates, and prints."""
-    arguments, data, which = parse(
-        [PerplexityArguments, ContinuationArguments, AnyModelArguments], argv, "perplexity", __doc__
-    )
+    arguments, data, which = parse(options(), argv, "perplexity", __doc__)
     check_positive(candidates_at_once=arguments.candidates_at_once, max_rows=data.max_rows)
     if min(arguments.num_samples) < 2:
         raise ValueError(f"num_samples must be 2 or more: the bounds need two samples, got {arguments.num_samples}")

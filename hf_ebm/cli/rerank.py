@@ -45,9 +45,14 @@ class RerankArguments:
     )
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    return [RerankArguments, ModelArguments]
+
+
 def run(argv: list[str]) -> None:
     """Writes every record back with `best`, `order`, `rerank_scores` and `energies` added."""
-    arguments, which = parse([RerankArguments, ModelArguments], argv, "rerank", __doc__)
+    arguments, which = parse(options(), argv, "rerank", __doc__)
     further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)

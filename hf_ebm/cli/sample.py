@@ -71,10 +71,15 @@ class SampleArguments:
     chains_at_once: int = field(default=64, metadata={"help": "Chains run together; changes speed and memory only."})
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    of_chains = setting_options(ChainGenerationConfig, "Settings of the chains.", helps=_OWN_HELP, seed=0)
+    return [SampleArguments, ModelArguments, of_chains]
+
+
 def run(argv: list[str]) -> None:
     """Runs the chains that the output doesn't hold yet and prints a summary."""
-    chain_options = setting_options(ChainGenerationConfig, "Settings of the chains.", helps=_OWN_HELP, seed=0)
-    arguments, which, chain_arguments = parse([SampleArguments, ModelArguments, chain_options], argv, "sample", __doc__)
+    arguments, which, chain_arguments = parse(options(), argv, "sample", __doc__)
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")

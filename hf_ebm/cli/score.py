@@ -39,9 +39,14 @@ class ScoreArguments:
     details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
 
 
+def options() -> list[type]:
+    """What the command's options are declared in."""
+    return [ScoreArguments, ModelArguments]
+
+
 def run(argv: list[str]) -> None:
     """Scores every record and writes it back with its energy, counts of tokens and pseudo-perplexity added."""
-    arguments, which = parse([ScoreArguments, ModelArguments], argv, "score", __doc__)
+    arguments, which = parse(options(), argv, "score", __doc__)
     further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.text_column)

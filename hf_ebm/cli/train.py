@@ -17,6 +17,7 @@ from transformers import (
     Seq2SeqTrainer,
 )
 
+from hf_ebm.cli import help
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.training import energy, residual
 from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
@@ -83,14 +84,16 @@ OBJECTIVES = {
 OTHERS = {"residual-nce": residual, "energy": energy}
 
 
+def descriptions() -> dict[str, str]:
+    """What each objective is."""
+    own = {name: description for name, (_, _, description) in OBJECTIVES.items()}
+    return own | {name: module.DESCRIPTION for name, module in OTHERS.items()}
+
+
 def run(argv: list[str]) -> None:
     """Trains, evaluates if asked to, and saves."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: hf-ebm train OBJECTIVE [options]   (hf-ebm train OBJECTIVE --help lists them)\n")
-        print("\n".join(f"  {name:18} {description}" for name, (_, _, description) in OBJECTIVES.items()))
-        print("\n".join(f"  {name:18} {module.DESCRIPTION}" for name, module in OTHERS.items()))
-        print("\nmgs, minimum-risk and policy-gradient train sequence-to-sequence and causal models, those before them")
-        print("sequence-to-sequence models alone.")
+    if help.asked("train", argv):
+        print(help.help_of_train(descriptions()), end="")
         return
     if argv[0] in OTHERS:
         OTHERS[argv[0]].run(argv[1:])

@@ -1,5 +1,7 @@
 """What the commands say of themselves: help, version, mistakes in options, interruptions."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -11,8 +13,10 @@ from collections import Counter
 import pytest
 
 import hf_ebm
+from hf_ebm.cli.help import STORED, help_of
 from hf_ebm.cli.main import COMMANDS
 from hf_ebm.cli.run_records import RunRecords
+from hf_ebm.cli.store_help import stored_help
 from hf_ebm.models.energy import generation_energy
 from hf_ebm.trainers import EnergyTrainer
 from tests.cli.conftest import read, run
@@ -170,15 +174,25 @@ def test_an_interruption_while_the_command_starts_is_told_in_a_line(tmp_path):
     assert (found.returncode, found.stderr, found.stdout) == (130, "hf-ebm: interrupted\n", "")
 
 
-def test_help_and_version_need_no_torch(tmp_path):
-    (tmp_path / "torch.py").write_text("raise AssertionError\n")
+def test_help_and_version_import_neither_torch_nor_transformers(tmp_path):
+    for heavy in ("torch", "transformers"):
+        (tmp_path / f"{heavy}.py").write_text("raise AssertionError\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    for option in ("--help", "--version", "nothing"):
+    for words in (["--help"], ["--version"], ["nothing"], ["train"], *([name, "--help"] for name in COMMANDS)):
         found = subprocess.run(
-            [sys.executable, "-m", "hf_ebm", option], capture_output=True, text=True,
+            [sys.executable, "-m", "hf_ebm", *words], capture_output=True, text=True,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-        assert "AssertionError" not in found.stderr and found.returncode == (2 if option == "nothing" else 0)
+        assert "AssertionError" not in found.stderr and found.returncode == (2 if words == ["nothing"] else 0), words
+
+
+def test_the_help_that_is_stored_is_that_of_the_commands(capsys):
+    """`make help` writes it anew."""
+    assert json.loads(STORED.read_text(encoding="utf-8")) == json.loads(json.dumps(stored_help()))
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) if name != "train" else contextlib.nullcontext():
+            run(name, "--help")  # which is that of the parser, as torch is imported here
+        assert capsys.readouterr().out == help_of(name)
 
 
 def test_numbers_with_exponents_are_values(capsys):
