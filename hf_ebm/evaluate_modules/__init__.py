@@ -3,7 +3,7 @@
     evaluate.load(module_path("edit_distance"))
 
 `evaluate` runs a copy of the one file, so a module imports the library by its full name and holds no mathematics of its
-own. `inputs.py` (what predictions and references may be) and `scoring.py` (the model that scores texts) are shared.
+own. `shared.py` holds what predictions and references may be, and the model that scores texts.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
 """Transformers pipelines: `pipeline("energy-scoring", model="bert-base-uncased")` and its kin, over lists and columns.
 
-Importing this package registers four tasks, each a thin layer over the model's own method:
-
-- `scoring`: `"energy-scoring"`, `EnergyModel.score`;
-- `reranking`: `"energy-reranking"`, `rerank` of `EnergyModel` and `ResidualEnergyModel`;
-- `sampling`: `"energy-sampling"`, `EnergyModel.generate`;
-- `joint_sampling`: `"joint-sampling"`, `ResidualEnergyModel.generate`.
-
-`rows` is what they share: which inputs there are and how they are batched; `generating` what the two samplers share;
-`loading` how a name, or a model object, becomes the model of a pipeline.
+Importing this package registers four tasks. `tasks` says what each takes and gives; `base` is what they share: how a
+name, or a model object, becomes the model of a pipeline, which inputs there are, and how they are batched.
 """
 
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from hf_ebm.pipelines.joint_sampling import JointSamplingPipeline
-from hf_ebm.pipelines.loading import loader_of
-from hf_ebm.pipelines.reranking import EnergyRerankingPipeline
-from hf_ebm.pipelines.sampling import EnergySamplingPipeline
-from hf_ebm.pipelines.scoring import EnergyScoringPipeline
+from hf_ebm.pipelines.base import loader_of
+from hf_ebm.pipelines.tasks import (
+    EnergyRerankingPipeline,
+    EnergySamplingPipeline,
+    EnergyScoringPipeline,
+    JointSamplingPipeline,
+)
 
 TASKS = {
     "energy-scoring": EnergyScoringPipeline,

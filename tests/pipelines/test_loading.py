@@ -7,7 +7,7 @@ from transformers import BertModel, pipeline
 
 import hf_ebm.pipelines
 from hf_ebm import EnergyModel, ResidualEnergyModel
-from hf_ebm.pipelines.scoring import EnergyScoringPipeline
+from hf_ebm.pipelines import EnergyScoringPipeline
 from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.pipelines.models_for_pipelines import (
     TEXTS,

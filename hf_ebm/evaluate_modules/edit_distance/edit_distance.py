@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, references, texts
+from hf_ebm.evaluate_modules.shared import CheckedInputs, references, texts
 from hf_ebm.objectives.sequence_costs import nearest_reference
 
 _DESCRIPTION = """\

@@ -9,8 +9,7 @@ import datasets
 import evaluate
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, texts
-from hf_ebm.evaluate_modules.scoring import energy_model, score
+from hf_ebm.evaluate_modules.shared import CheckedInputs, energy_model, score, texts
 from hf_ebm.models.energy import EnergyModel
 
 _DESCRIPTION = """\

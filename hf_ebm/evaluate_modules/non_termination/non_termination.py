@@ -9,7 +9,7 @@ import datasets
 import evaluate
 import torch
 
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, id_rows
+from hf_ebm.evaluate_modules.shared import CheckedInputs, id_rows
 from hf_ebm.objectives.sequence_costs import non_termination
 from hf_ebm.plain_values import whole, wholes
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, chains
+from hf_ebm.evaluate_modules.shared import CheckedInputs, chains
 
 _DESCRIPTION = """\
 Novel rate of chains of samples: of all steps from one sample to the next, the share at which the text changes. A Markov

@@ -8,7 +8,7 @@ import datasets
 import evaluate
 
 from hf_ebm.data.metrics import transcription_scores
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, references, texts
+from hf_ebm.evaluate_modules.shared import CheckedInputs, references, texts
 
 _DESCRIPTION = """\
 Phoneme error rate of transcriptions, such as pronunciations of words: symbols to insert, delete or substitute, by the

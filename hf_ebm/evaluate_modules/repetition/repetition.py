@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.inputs import CheckedInputs, id_rows
+from hf_ebm.evaluate_modules.shared import CheckedInputs, id_rows
 from hf_ebm.objectives.sequence_costs import repetition
 
 _DESCRIPTION = """\

@@ -1,6 +1,5 @@
 """`ProductLM`: a frozen language model times another, renormalized at every token: the baseline of residual models."""
 
-from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
-from hf_ebm.models.autoregressive_product.modeling_product import ProductLM
+from hf_ebm.models.autoregressive_product.modeling_product import ProductLM, ProductLMConfig
 
 __all__ = ["ProductLM", "ProductLMConfig"]

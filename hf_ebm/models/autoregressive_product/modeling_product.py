@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import SubConfigSpec
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.checks import as_ids, as_mask, as_numbers_of
 from hf_ebm.model_facts import counts_padding, num_embeddings
 from hf_ebm.models.adapters import refuse_adapters, unwrapped
-from hf_ebm.models.autoregressive_product.configuration_product import ProductLMConfig
-from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
+from hf_ebm.models.checkpoints import (
+    CompositeConfig,
+    inner_config,
+    is_config,
+    keep_weights,
+    load_whole,
+    refuse_class_of_its_own,
+)
 from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.objectives.token_losses import IGNORED, at_least_float32, cross_entropy_sum
@@ -24,6 +31,25 @@ from hf_ebm.plain_values import as_number
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+class ProductLMConfig(CompositeConfig):
+    """Two causal language models over one vocabulary.
+
+    Args:
+        text_config: configuration of the frozen one.
+        residual_config: configuration of the one that is trained.
+    """
+
+    model_type = "hf_ebm_product_lm"
+    sub_configs_defaults = {  # noqa: RUF012
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="gpt2"),
+        "residual_config": SubConfigSpec(config_class=AutoConfig, model_type="gpt2"),
+    }
+
+    text_config: PreTrainedConfig | dict | None = None
+    residual_config: PreTrainedConfig | dict | None = None
+    tie_word_embeddings: bool = True
 
 
 class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):

@@ -4,11 +4,10 @@
 - `BiLSTMForMaskedLM`: a masked language model of two LSTMs.
 """
 
-from hf_ebm.models.lstm.cache_lstm import LSTMCache
-from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
-from hf_ebm.models.lstm.configuration_lstm_seq2seq import LSTMSeq2SeqConfig
+from hf_ebm.models.lstm.configuration_lstm import BiLSTMMaskedLMConfig, LSTMSeq2SeqConfig
 from hf_ebm.models.lstm.modeling_bilstm import BiLSTMForMaskedLM, BiLSTMModel
 from hf_ebm.models.lstm.modeling_lstm_seq2seq import LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.models.lstm.modules_lstm import LSTMCache
 
 __all__ = [
     "BiLSTMForMaskedLM",

@@ -9,7 +9,7 @@ from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from hf_ebm.models.lstm.configuration_bilstm import BiLSTMMaskedLMConfig
+from hf_ebm.models.lstm.configuration_lstm import BiLSTMMaskedLMConfig
 from hf_ebm.models.lstm.modules_lstm import right_padded_lengths, run_lstm
 from hf_ebm.models.publishing import PublishingMixin, register
 

@@ -1,4 +1,4 @@
-"""Predictions and references, checked before `evaluate` stores them.
+"""What modules share: predictions and references, checked before `evaluate` stores them; the model that scores texts.
 
 `evaluate` looks at the first row of a batch alone. In the others it makes a text of a list ("['a', 'b']") and a list of
 letters of a text. It cuts off the fraction of a number where an id is expected, and takes a lone text for its letters.
@@ -6,10 +6,18 @@ letters of a text. It cuts off the fraction of a number where an id is expected,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Set
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_ebm.objectives.sequence_costs import token_ids
+from hf_ebm.texts import report_unknown
+
+if TYPE_CHECKING:  # the models are imported where one is needed: most modules need none
+    from transformers import PreTrainedTokenizerBase
+
+    from hf_ebm.models.energy import EnergyModel
+    from hf_ebm.models.energy.scoring_energy import ScoreOutput
 
 
 class CheckedInputs:
@@ -99,3 +107,48 @@ def _text_list(argument: str, row: int, given: Any) -> list[str]:
     if not all(isinstance(text, str) for text in listed):
         raise ValueError(f"{argument} in row {row} must be a list of texts, got {given!r}")
     return listed
+
+
+def energy_model(
+    model_id: str | os.PathLike | None, model: EnergyModel | None, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[EnergyModel, PreTrainedTokenizerBase]:
+    """`(model, tokenizer)`: those given, or those of that name; without either, the embedded model.
+
+    A model that is loaded here is in float32, on a GPU if there is one.
+
+    Raises:
+        ValueError: for a name together with a model or a tokenizer, one of these two without the other, a model that is
+            no `EnergyModel`, or a name that none can be loaded from.
+    """
+    from hf_ebm.loading import EMBEDDED, load_energy_model
+    from hf_ebm.models.energy import EnergyModel
+
+    if model is None and tokenizer is None:
+        name = EMBEDDED if model_id is None else model_id
+        if not isinstance(name, (str, os.PathLike)):
+            raise ValueError(f"model_id must be a Hub name, a folder or {EMBEDDED!r}, got {type(name).__name__}")
+        try:
+            return load_energy_model(os.fspath(name))
+        except ValueError as error:
+            raise ValueError(f"model_id must be a Hub name, a folder or {EMBEDDED!r}, got {name!r}: {error}") from error
+    if model_id is not None or tokenizer is None:
+        options = {"model_id": model_id, "model": model, "tokenizer": tokenizer}
+        given = " and ".join(name for name, value in options.items() if value is not None)
+        raise ValueError(f"give model_id, or model and tokenizer, or none of these; got {given}")
+    if not isinstance(model, EnergyModel):
+        raise ValueError(f"model must be an EnergyModel, got {type(model).__name__}")
+    return model, tokenizer
+
+
+def score(
+    argument: str, texts: list[str], model: EnergyModel, tokenizer: PreTrainedTokenizerBase, unknown_tokens: str
+) -> ScoreOutput:
+    """`model.score`, whose errors about a text, and warnings, name the module's own argument."""
+    report_unknown(tokenizer, argument, texts, unknown_tokens)
+    try:
+        return model.score(texts, tokenizer, unknown_tokens="ignore")
+    except ValueError as error:
+        message = str(error)
+        if "texts: row" not in message:
+            raise
+        raise ValueError(message.replace("texts: row", f"{argument}: row", 1)) from error
