@@ -190,8 +190,15 @@ class GenerationSettings(GenerationConfig):
         """
         self._refuse_unknown(overrides)
         given = {name: value for name, value in overrides.items() if value is not None}
-        layers = (self.defaults, base.settings(), self.settings(), given)
-        return type(self)(**{name: value for layer in layers for name, value in layer.items()})
+        merged = dict(self.defaults)
+        for layer in (base.settings(), self.settings(), given):
+            merged = self.layered(merged, layer)
+        return type(self)(**merged)
+
+    @classmethod
+    def layered(cls, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+        """Settings over others."""
+        return below | above
 
     def settings(self) -> dict[str, Any]:
         """The settings that are set."""

@@ -46,7 +46,7 @@ CHAINS = {
     "decoded start": {"warm_start": "mask_predict"}, "all accepted": {"accept_all_epochs": 2, "burn_in": 2},
     "suppressed": {"suppress_tokens": [5, 6]}, "gibbs": {"kernel": "gibbs"},
     "gibbs of blocks": {"kernel": "gibbs", "block_size": 2, "block_fill": "sequential", "proposal_top_k": 4},
-    "mask-predict": {"kernel": "mask_predict"}, "drawn lengths": {"lengths": {3: 0.5, 6: 0.5}},
+    "mask-predict": {"decoder": "mask_predict"}, "drawn lengths": {"lengths": {3: 0.5, 6: 0.5}},
 }  # fmt: skip
 
 

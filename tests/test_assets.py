@@ -184,7 +184,7 @@ def test_the_stated_accuracy_is_the_pronunciation_models(kind):
     model, tokenizer, _ = load_embedded_pronunciation(kind)
     words = load_g2p()["test"][:200]
     lengths = [len(target.split()) for target in words["target"]]
-    best = model.generate_from_sources(words["source"], tokenizer, lengths=lengths, kernel="mask_predict", seed=0)
+    best = model.generate_from_sources(words["source"], tokenizer, lengths=lengths, decoder="mask_predict", seed=0)
     found = transcription_scores([own[0] for own in best.texts], words["references"])
     card = ModelCard.load(PRONUNCIATION[kind] / "README.md").text
     error, accuracy = (f"{100 * found[name]:.1f}" for name in ("phoneme_error_rate", "word_accuracy"))

@@ -58,7 +58,7 @@ def test_the_estimate_is_what_a_run_keeps(monkeypatch, tmp_path):
     "settings",
     [
         {"num_chains": ENDLESS},
-        {"num_chains": 2**70, "kernel": "mask_predict"},
+        {"num_chains": 2**70, "decoder": "mask_predict"},
         {"num_chains": 10**2000},
         {"num_epochs": 10**11},
         {"num_epochs": ENDLESS, "thinning": ENDLESS},

@@ -114,7 +114,7 @@ class ConditionalLaboratory:
         result = {"final": {name: [own[name] for own in final] for name in final[0]}}
         last = self._local_energies(sampling, words["source"], out.chains, out.chains.samples[:, -1:])
         result["final"]["energy"] = last[out.rows, 0].mean(0).tolist()
-        if dict(sampling.options).get("kernel") == "mask_predict":
+        if "decoder" in dict(sampling.options):
             return result
         kept, trace, rows = out.chains.samples, out.chains.trace, out.rows
         energies = self._local_energies(sampling, words["source"], out.chains, kept)[rows]  # (words, chains, epochs)
@@ -291,11 +291,11 @@ def decoders(decays: tuple[float, float]) -> dict[str, tuple[str, dict]]:
     }  # fmt: skip
     stronger = {**mode, "energy_temperature_decay": decays[1]}
     return {
-        "warm start": ("local", {"kernel": "mask_predict", "num_epochs": 1}),
+        "warm start": ("local", {"decoder": "mask_predict", "num_epochs": 1}),
         "degenerate Gibbs (T = 0.8)": ("local", {
             "kernel": "gibbs", "proposal_epsilon": 0.0, "proposal_temperature": 0.8, "warm_start": "greedy",
         }),
-        "mask-predict (10 iterations)": ("local", {"kernel": "mask_predict", "num_epochs": 10}),
+        "mask-predict (10 iterations)": ("local", {"decoder": "mask_predict", "num_epochs": 10}),
         "local energy": ("local", mode),
         "raw energy": ("raw", mode),
         f"local energy, annealed by {decays[1]}": ("local", stronger),

@@ -103,7 +103,7 @@ def pronunciation_findings(kind: str) -> dict:
     words = load_g2p()["test"][:WORDS]
     lengths = [len(target.split()) for target in words["target"]]
     best = model.generate_from_sources(
-        words["source"], tokenizer, lengths=lengths, kernel="mask_predict", num_epochs=10, seed=0
+        words["source"], tokenizer, lengths=lengths, decoder="mask_predict", num_epochs=10, seed=0
     )
     drawn = model.generate_from_sources(words["source"], tokenizer, lengths=lengths, **TRANSCRIPTION)
     rows = []

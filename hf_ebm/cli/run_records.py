@@ -19,7 +19,6 @@ from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.tables import Output, is_stream
 from hf_ebm.files import put_in_place
 from hf_ebm.sampling.sampler import kept_samples
-from hf_ebm.sampling.warm_start import DECODERS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -230,7 +229,7 @@ class ChainRecords(RunRecords):
         return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
 
     def _records_per_chain(self) -> int:
-        if self.config.kernel in DECODERS:
+        if self.config.decoder is not None:
             return 1
         return kept_samples(self.config.num_epochs, self.config.burn_in, self.config.thinning)
 

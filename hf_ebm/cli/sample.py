@@ -30,7 +30,6 @@ from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.diagnostics import energy_diagnostics
-from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.texts import report_unknown
@@ -232,7 +231,7 @@ def _print_summary(records: list[dict], config: ResolvedChainConfig, stream: Tex
 
 def _diagnosis(chains: list[list[dict]], config: ResolvedChainConfig) -> str:
     parts = [f"{len(chains)} chains of {len(chains[0])} samples"]
-    if config.kernel in KERNELS:
+    if config.decoder is None:
         for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
             values = [record[name] for own in chains for record in own]
             parts.append(f"{label} rate {sum(values) / len(values):.3f}")

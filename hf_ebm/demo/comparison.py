@@ -29,7 +29,7 @@ from hf_ebm.demo.inputs import Prompt, example_prompt, read_prompt, read_setting
 from hf_ebm.demo.sampling import energy_points
 from hf_ebm.demo.scoring import as_local
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.sampling.configuration import kernel_names
+from hf_ebm.sampling.configuration import sampler_names
 from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
@@ -55,15 +55,12 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
             gr.HighlightedText(
                 label=kernel, color_map={BLANK: CHAIN_COLORS[BLANK]}, interactive=False, show_inline_category=False
             )
-            for kernel in kernel_names()
+            for kernel in sampler_names()
         ]
     gr.Markdown(
         f"Local energies in nats. Text and energy are the first chain's, curves are means of {CHAINS} chains, the mean "
         "energy is over the later half of the epochs. "
-        + "; ".join(
-            [f"`{name}` {kernel.about}" for name, kernel in KERNELS.items()]
-            + [f"`{name}` decodes one text and makes no chain" for name in DECODERS]
-        )
+        + "; ".join([f"`{name}` {entry.about}" for name, entry in (KERNELS | DECODERS).items()])
         + "."
     )
     with gr.Row():
@@ -76,7 +73,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
                 x="epoch",
                 y="energy",
                 color="kernel",
-                color_map=dict(zip(kernel_names(), itertools.cycle(_COLORS), strict=False)),
+                color_map=dict(zip(sampler_names(), itertools.cycle(_COLORS), strict=False)),
                 x_axis_format="~g",
                 y_title="mean energy, nats",
                 label="Mean energy by epoch",
@@ -94,10 +91,10 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
         request: gr.Request,
     ) -> Iterator[tuple]:
         prompt = read_prompt(model, tokenizer, text, length)
-        settings = {k: read_settings(prompt, k, epochs, block_size, temperature, seed) for k in kernel_names()}
+        settings = {k: read_settings(prompt, k, epochs, block_size, temperature, seed) for k in sampler_names()}
         warn_unknown(prompt.unknown)
         free, results = prompt.free[0].tolist(), list[KernelResult]()
-        texts: list[Spans | None] = [None] * len(kernel_names())
+        texts: list[Spans | None] = [None] * len(sampler_names())
         # A plot that is there keeps its scale of colours, so it is taken away and made anew.
         yield "running …", *texts, [], gr.update(visible=False)
         with runs.running(request.session_hash) as stop:

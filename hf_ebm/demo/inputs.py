@@ -16,7 +16,7 @@ from hf_ebm.checks import as_string, check_choice, shown
 from hf_ebm.model_facts import max_length
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.plain_values import number
-from hf_ebm.sampling.configuration import kernel_names, settings_without_effect
+from hf_ebm.sampling.configuration import sampler_names, settings_without_effect
 from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.texts import unknown_of
 
@@ -96,8 +96,11 @@ def read_settings(
     Raises:
         ValueError: naming the field, for what is missing, no number or out of range.
     """
-    check_choice("kernel", kernel, kernel_names())
-    settings = {"kernel": kernel, "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS)}
+    check_choice("kernel", kernel, sampler_names())
+    settings = {
+        "kernel" if kernel in KERNELS else "decoder": kernel,
+        "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS),
+    }
     settings["seed"] = _whole_number("seed", seed, 0, 2**32 - 1)
     if kernel in KERNELS:
         blanks = int(prompt.free.sum())

@@ -27,7 +27,7 @@ from hf_ebm.demo.components import (
 )
 from hf_ebm.demo.inputs import Prompt, example_prompt, read_prompt, read_settings
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.sampling.configuration import kernel_names
+from hf_ebm.sampling.configuration import sampler_names
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
 
@@ -43,7 +43,7 @@ def sampling_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: R
     with gr.Row():
         with gr.Column():
             prompt_inputs = prompt_fields(*example_prompt(model, tokenizer))
-            kernel = gr.Dropdown(list(kernel_names()), value=kernel_names()[0], label="Kernel")
+            kernel = gr.Dropdown(list(sampler_names()), value=sampler_names()[0], label="Kernel")
             setting_inputs = setting_fields()
             with gr.Row():
                 run_button = gr.Button("Run", variant="primary", elem_id="sample-run")
@@ -104,7 +104,7 @@ def curve_frame(kernel: str, energies: list[float], epochs: int) -> pd.DataFrame
 
 def status_line(view: ChainView, settings: dict) -> str:
     """How far a chain is and what is known about it, in Markdown; rates once the run is over."""
-    if settings["kernel"] in DECODERS:
+    if "decoder" in settings:
         if view.output is None:
             return "decoding …"
         return f"decoded in {settings['num_epochs']} iterations · energy **{view.energies[-1]:.2f}** nats"
@@ -195,7 +195,7 @@ def _after(view: ChainView, events: list) -> ChainView:
 def _run(model: EnergyModel, prompt: Prompt, settings: dict, stop: threading.Event, events: queue.SimpleQueue) -> None:
     """Puts what the watcher sees, then the output or the error."""
     watcher = _Watcher(model, prompt, stop, events)
-    criterion = None if settings["kernel"] in DECODERS else watcher
+    criterion = None if "decoder" in settings else watcher
     try:
         output = model.generate(
             prompt.ids, free_mask=prompt.free, stopping_criteria=criterion, streamer=watcher, **settings

@@ -21,7 +21,9 @@ from hf_ebm.plain_values import number
 from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
 from hf_ebm.sampling.diagnostics import energy_diagnostics
+from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.warm_start import DECODERS
 
 _EXAMPLES = 10
 
@@ -69,6 +71,12 @@ class Sampling:
     r_hat: float | None
     ess_bulk: float | None
     samples: Sequence[tuple[float, str]]
+
+    @property
+    def sampler(self) -> str:
+        """The kernel or the decoder, and what it does."""
+        name = self.settings.get("decoder") or self.settings["kernel"]
+        return f"`{name}` {(KERNELS | DECODERS)[name].about}"
 
     @classmethod
     def measured(cls, output: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> Sampling:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from typing import TYPE_CHECKING, Any
 
 from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, setting
 from hf_ebm.plain_values import number, whole, wholes
+from hf_ebm.renamed import warn_of_rename
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS
 from hf_ebm.sampling.kernels import KERNELS, targets_energy
 from hf_ebm.sampling.proposals import FILLS
@@ -14,21 +14,21 @@ from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 
 # What a chain reads and a decoder doesn't.
 _OF_CHAINS = (
-    "burn_in", "thinning", "block_size", "final_block_size", "block_fill", "block_layout", "order",
+    "kernel", "burn_in", "thinning", "block_size", "final_block_size", "block_fill", "block_layout", "order",
     "proposal_temperature", "proposal_top_k", "proposal_top_p", "proposal_epsilon",
 )  # fmt: skip
 
 
-def kernel_names() -> tuple[str, ...]:
-    """What `kernel` may be: the kernels of chains, and the decoders."""
+def sampler_names() -> tuple[str, ...]:
+    """The kernels, then the decoders."""
     return (*KERNELS, *DECODERS)
 
 
-def settings_without_effect(kernel: str) -> list[str]:
+def settings_without_effect(sampler: str) -> list[str]:
     """The settings that a kernel or a decoder doesn't use; with it they may only have their defaults."""
-    used = KERNELS[kernel].settings if kernel in KERNELS else ()
+    used = KERNELS[sampler].settings if sampler in KERNELS else ()
     of_others = dict.fromkeys(name for other in KERNELS.values() for name in other.settings if name not in used)
-    return [*of_others, *([] if kernel in KERNELS else _OF_CHAINS)]
+    return [*of_others, *([] if sampler in KERNELS else _OF_CHAINS)]
 
 
 def _one_or_more(name: str, value: object) -> int | list[int]:
@@ -67,7 +67,12 @@ class ChainGenerationConfig(GenerationSettings):
         ValueError: for unknown fields and for values that are out of range or contradict each other.
     """
 
-    kernel: Setting[str] = setting("metropolis_hastings", choices=ChainMap(DECODERS, KERNELS))
+    kernel: Setting[str] = setting("metropolis_hastings", choices=KERNELS)
+    decoder: Setting[str | None] = setting(
+        None,
+        "What fills the free positions in place of chains; a kernel of a call clears a decoder of the model's:",
+        choices=DECODERS,
+    )
     lengths: Setting[int | list[int] | dict[int, float] | None] = setting(
         None,
         "Number of free tokens when no input is given. A list makes one prompt of each length; a dict gives the "
@@ -142,18 +147,38 @@ class ChainGenerationConfig(GenerationSettings):
         floor, start = self.min_energy_temperature, self.energy_temperature
         if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
             raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
-        for name in settings_without_effect(self.kernel) if self.kernel else ():
+        for name in settings_without_effect(self.decoder or self.kernel or self.defaults["kernel"]):
             if getattr(self, name) not in (None, self.defaults[name]):
-                raise ValueError(f"{name} has no effect with kernel {self.kernel!r}, so setting it contradicts it")
-        if (
-            self.proposal_top_k == 1
-            and self.proposal_epsilon == 0
-            and targets_energy(self.kernel or self.defaults["kernel"])
-        ):
+                raise ValueError(f"{name} has no effect with {self.sampler}, so setting it contradicts it")
+        if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.targets_energy:
             raise ValueError(
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
                 "raise proposal_top_k or proposal_epsilon"
             )
+
+    @property
+    def sampler(self) -> str:
+        """What these settings run, for messages."""
+        return f"decoder {self.decoder!r}" if self.decoder else f"kernel {self.kernel or self.defaults['kernel']!r}"
+
+    @property
+    def targets_energy(self) -> bool:
+        """Whether there are chains and they sample `exp(-E/τ)`."""
+        return targets_energy(self.decoder or self.kernel or self.defaults["kernel"])
+
+    @classmethod
+    def layered(cls, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+        """Settings over others: a kernel clears a decoder below it, and a decoder a kernel."""
+        if {"kernel", "decoder"} & above.keys():
+            below = below | {name: cls.defaults[name] for name in ("kernel", "decoder")}
+        return below | above
+
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """As the base; a decoder under its old name `kernel` is put in its place."""
+        if isinstance(self.kernel, str) and self.kernel == "mask_predict":
+            warn_of_rename(f"kernel={self.kernel!r}", f"decoder={self.kernel!r}")
+            self.kernel, self.decoder = self.defaults["kernel"], self.kernel
+        super().validate(strict, user_set_attributes)
 
 
 if TYPE_CHECKING:

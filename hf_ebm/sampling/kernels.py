@@ -216,6 +216,6 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def targets_energy(kernel: str) -> bool:
-    """Whether chains of a kernel sample `exp(-E/τ)`. Decoders make no chains."""
-    return kernel in KERNELS and KERNELS[kernel].leaves_invariant
+def targets_energy(sampler: str) -> bool:
+    """Whether a kernel's chains sample `exp(-E/τ)`. A decoder makes no chains."""
+    return sampler in KERNELS and KERNELS[sampler].leaves_invariant

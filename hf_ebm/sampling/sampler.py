@@ -20,7 +20,6 @@ from hf_ebm.sampling.run import ChainRun, Tally, Trace
 from hf_ebm.sampling.schedules import block_size_at, temperature_at
 from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
-from hf_ebm.sampling.warm_start import DECODERS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -45,7 +44,7 @@ def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
 def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> None:
     """Raises `ValueError` for more chains of rows of `length` tokens than there is memory to keep the samples of."""
     epochs, samples = config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning)
-    if config.kernel in DECODERS:
+    if config.decoder is not None:
         epochs = samples = 1
     needed = 8 * chains * (samples * (length + 1) + len(Trace._fields) * epochs)
     check_fits(

@@ -21,7 +21,7 @@ from hf_ebm.demo.inputs import (
 )
 from hf_ebm.demo.sampling import energy_points, watch_chain
 from hf_ebm.demo.scoring import HEADERS, MAX_LINES, as_local, check_lines, score_lines, sort_lines, table_rows
-from hf_ebm.sampling.configuration import kernel_names
+from hf_ebm.sampling.configuration import sampler_names
 from hf_ebm.scoring.rows import BadLogitsError
 from tests.docs.hub_models import HUB_MODELS
 from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer
@@ -155,7 +155,7 @@ def test_settings_that_are_refused(pair, field, value, message):
 def test_settings_without_effect_are_left_alone(pair):
     prompt = read_prompt(*pair, "the ___ ___", 0)
     assert settings_of(prompt, "mask_predict", block_size=9, temperature=None).keys() == {
-        "kernel",
+        "decoder",
         "num_epochs",
         "seed",
     }
@@ -211,7 +211,7 @@ def test_what_is_watched_is_what_generate_does(pair, kernel):
 
 def test_a_decoder_has_one_view_and_one_energy(pair):
     prompt, views = watched(pair, kernel="mask_predict")
-    expected = pair[0].generate(prompt.ids, kernel="mask_predict", num_epochs=6)
+    expected = pair[0].generate(prompt.ids, decoder="mask_predict", num_epochs=6)
     assert views[-1].ids == expected.sequences[0].tolist()
     assert views[-1].energies == pytest.approx(expected.energies[0].tolist(), abs=1e-4)
 
@@ -261,14 +261,14 @@ def test_a_session_stops_its_own_run():
 
 def compared(pair, stop=None, epochs=5, text="the ___ sat on ___"):
     prompt = read_prompt(*pair, text, 0)
-    settings = {kernel: settings_of(prompt, kernel, epochs) for kernel in kernel_names()}
+    settings = {kernel: settings_of(prompt, kernel, epochs) for kernel in sampler_names()}
     return prompt, settings, list(compare_kernels(pair[0], prompt, settings, stop or threading.Event()))
 
 
 def test_kernels_side_by_side(pair):
     model = pair[0]
     prompt, settings, results = compared(pair)
-    assert [result.kernel for result in results] == list(kernel_names())
+    assert [result.kernel for result in results] == list(sampler_names())
     for result, own in zip(results[:2], list(settings.values())[:2], strict=True):
         expected = model.generate(prompt.ids, num_chains=CHAINS, **own)
         assert result.ids == expected.sequences[0].tolist()
@@ -300,7 +300,7 @@ def test_energies_are_local_whatever_the_model_samples(raw_pair):
 def test_a_stopped_comparison_leaves_the_other_kernels_out(pair):
     stop = threading.Event()
     prompt = read_prompt(*pair, "the ___ sat on ___", 0)
-    settings = {kernel: settings_of(prompt, kernel, MAX_EPOCHS) for kernel in kernel_names()}
+    settings = {kernel: settings_of(prompt, kernel, MAX_EPOCHS) for kernel in sampler_names()}
     timer = threading.Timer(0.3, stop.set)
     timer.start()
     results = list(compare_kernels(pair[0], prompt, settings, stop))

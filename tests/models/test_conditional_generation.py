@@ -118,10 +118,10 @@ def test_a_chain_is_the_same_whatever_runs_beside_it(tokenizer, length_model):
         torch.testing.assert_close(few.energies[0], many.energies[0, :2], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["metropolis_hastings", "mask_predict"])
-def test_the_length_of_least_energy_and_most_probability_is_chosen(tokenizer, length_model, kernel):
+@pytest.mark.parametrize("sampler", [{"kernel": "metropolis_hastings"}, {"decoder": "mask_predict"}], ids=str)
+def test_the_length_of_least_energy_and_most_probability_is_chosen(tokenizer, length_model, sampler):
     model = model_for(tokenizer, "masked")
-    how = dict(lengths="energy", length_model=length_model, num_lengths=3, num_chains=4, seed=1, kernel=kernel)
+    how = dict(lengths="energy", length_model=length_model, num_lengths=3, num_chains=4, seed=1, **sampler)
     out = model.generate_from_sources(SOURCES, tokenizer, num_epochs=2, **how)
     best = length_log_probs(length_model, tokenizer, SOURCES).topk(3)
     log_probs, best = best.values, best.indices + 1

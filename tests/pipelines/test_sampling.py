@@ -117,7 +117,7 @@ def test_a_models_own_settings_are_those_of_a_call(sampling):
 
 
 def test_other_kernels(sampling):
-    found = sampling(PROMPTS, kernel="mask_predict", num_epochs=2, batch_size=2)
+    found = sampling(PROMPTS, decoder="mask_predict", num_epochs=2, batch_size=2)
     assert all(len(own) == 1 and own[0]["acceptance_rate"] is own[0]["novel_rate"] is None for own in found)
     assert "[MASK]" not in str(found)
 

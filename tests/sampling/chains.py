@@ -9,7 +9,7 @@ VARIED = [
     {"block_size": 2, "block_fill": "sequential", "block_layout": "contiguous"},
     {"delayed_acceptance": 0, "exclude_current": True},
     {"kernel": "gibbs", "proposal_top_k": 2},
-    {"kernel": "mask_predict"},
+    {"decoder": "mask_predict"},
     {"lengths": {3: 0.5, 5: 0.5}, "burn_in": 1, "thinning": 2},
     {"lengths": [2, 5], "warm_start": "mask_predict"},
 ]

@@ -266,7 +266,7 @@ def test_no_autograd_graph_and_training_mode_is_restored():
 def test_mask_predict_by_hand():
     """n (N - t) / N least confident positions are masked anew; checked against a plain re-implementation."""
     model = tiny_energy_model(seed=4)
-    out = model.generate(lengths=4, num_epochs=3, kernel="mask_predict", seed=0)
+    out = model.generate(lengths=4, num_epochs=3, decoder="mask_predict", seed=0)
     ids, confidence = torch.tensor([1, 3, 3, 3, 3, 2]), torch.full((6,), torch.inf)
     confidence[1:5] = -torch.inf
     for iteration in range(3):
@@ -313,7 +313,7 @@ def test_lengths_are_drawn_from_their_distribution():
     assert float((drawn == 2).double().mean()) == pytest.approx(0.25, abs=0.07)
 
 
-@pytest.mark.parametrize("extra", [{}, {"kernel": "mask_predict"}, {"warm_start": "greedy"}])
+@pytest.mark.parametrize("extra", [{}, {"decoder": "mask_predict"}, {"warm_start": "greedy"}])
 def test_padding_may_hold_anything(extra):
     """Ids outside the vocabulary, the mask id, or no pad token at all: padding is never read and never returned so."""
     model = tiny_energy_model()
@@ -370,3 +370,37 @@ def test_a_weight_of_zero_switches_a_term_off():
 
     model = tiny_energy_model()
     assert equal(model.generate(**BASE), model.generate(**BASE, extra_energies=[(0.0, forbidden)]))
+
+
+def test_a_decoder_under_its_old_name_warns_and_decodes():
+    model, settings = tiny_energy_model(vocab_size=12), dict(lengths=4, num_epochs=3, seed=0)
+    expected = model.generate(decoder="mask_predict", **settings)
+    with pytest.warns(FutureWarning, match="decoder='mask_predict'"):
+        found = model.generate(kernel="mask_predict", **settings)
+    assert equal(found, expected) and found.run.recipe == expected.run.recipe
+    with pytest.warns(FutureWarning, match="decoder='mask_predict'"):
+        assert ChainGenerationConfig(kernel="mask_predict").settings()["decoder"] == "mask_predict"
+
+
+def test_a_kernel_and_a_decoder_clear_each_other():
+    """What a call says goes over what a configuration says, which goes over the model's settings."""
+    model = tiny_energy_model(vocab_size=12)
+    chain, gibbs = {"kernel": "metropolis_hastings"}, {"kernel": "gibbs"}
+    decoder = {"decoder": "mask_predict"}
+    for layers, kernel, decodes in (
+        ([decoder, {}, {}], "metropolis_hastings", True),
+        ([decoder, chain, {}], "metropolis_hastings", False),
+        ([decoder, {}, chain], "metropolis_hastings", False),
+        ([decoder, {}, gibbs], "gibbs", False),
+        ([gibbs, decoder, {}], "metropolis_hastings", True),
+        ([chain, gibbs, decoder], "metropolis_hastings", True),
+        ([decoder, gibbs, decoder], "metropolis_hastings", True),
+    ):
+        own, config, call = layers
+        model.generation_config = ChainGenerationConfig(**own)
+        found = ChainGenerationConfig(**config).resolved(model.generation_config, call)
+        assert (found.kernel, found.decoder) == (kernel, "mask_predict" if decodes else None)
+        out = model.generate(lengths=3, num_epochs=2, generation_config=ChainGenerationConfig(**config), **call)
+        assert (out.mean_log_probabilities is not None) == decodes
+    with pytest.raises(ValueError, match="kernel has no effect with decoder 'mask_predict'"):
+        ChainGenerationConfig(kernel="gibbs", decoder="mask_predict")

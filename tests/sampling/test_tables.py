@@ -1,20 +1,27 @@
-"""The tables of kernels and energies: an entry is all that one needs to be sampled, checked and told of."""
+"""What every entry of every table keeps, and that an entry is all that one needs to be sampled, checked and told of."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import hf_ebm
 from hf_ebm import ChainGenerationConfig
 from hf_ebm.exact import enumerate_distribution
+from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, Layout, Order
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepInfo
+from hf_ebm.sampling.proposals import FILLS, Fill, Proposed
+from hf_ebm.sampling.sampler import ChainKey, epoch_steps
+from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS, Decoder, WarmStart
 from hf_ebm.scoring.energies import ENERGIES, Energy
 from tests.cli.conftest import run
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import total_variation_limit
 
-WORDS, LENGTH, CHAINS = [5, 6, 7], 3, 1000
+WORDS, LENGTH, CHAINS = [5, 6, 7], 3, 700
 
 
 def barker(state, block, target, proposal, temperature):
@@ -31,12 +38,67 @@ def barker(state, block, target, proposal, temperature):
     return taken, StepInfo(accepted, (taken.ids != state.ids).sum(1), torch.zeros_like(accepted))
 
 
+def gap(logits, tokens):
+    return logits.amax(-1, keepdim=True) - logits.gather(-1, tokens)
+
+
+def any_tokens(ids, chains, positions, size, uniforms, target, warp):
+    """Proposes all supported tokens alike, for a block of one row each."""
+    support = target.support.nonzero()[:, 0]
+    drawn = support[(uniforms * len(support)).long()]
+    last = (size - 1)[:, None].minimum(torch.arange(positions.shape[1]))  # padding repeats the last position
+    new = ids.scatter(1, positions, drawn.gather(1, last))
+    alike = torch.zeros(len(ids), dtype=torch.float64)
+    return Proposed(new, alike, alike, torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids).double())
+
+
+def ends(visits, order):
+    """The first position and the last, then the next ones; for blocks of two."""
+    return visits.ordered(np.minimum(visits.place, visits.count[visits.chain] - 1 - visits.place), order)
+
+
+def lowest(ids, masked, _, target, *proposal):
+    return ids.masked_fill(masked, int(target.support.nonzero()[0]))
+
+
+class Table(NamedTuple):
+    """A table, an entry that it hasn't got, and how one is chosen."""
+
+    entries: dict[str, Any]
+    toy: Any
+    chosen: Callable[[str], dict]
+    name: str = "toy"
+
+
+TABLES = {
+    "kernel": Table(
+        KERNELS, Kernel(barker, "accepts by half", True, reads=("energy_temperature",)), lambda name: {"kernel": name}
+    ),
+    "energy": Table(ENERGIES, Energy(gap, "how far the logits are below the largest", False), lambda name: {}),
+    "block_fill": Table(
+        FILLS, Fill(any_tokens, "draws any tokens"), lambda name: {"block_fill": name, "block_size": 2}
+    ),
+    "block_layout": Table(
+        LAYOUTS, Layout(ends, "takes both ends"), lambda name: {"block_layout": name, "block_size": 2}
+    ),
+    "order": Table(ORDERS, Order(lambda numbers, _: -numbers, "goes from right to left", False),
+        lambda name: {"order": name}),
+    "warm_start": Table(WARM_STARTS, WarmStart(lowest, "takes the first token"), lambda name: {"warm_start": name}),
+    "decoder": Table(
+        DECODERS,
+        Decoder(lambda *given: (lowest(*given), torch.zeros(len(given[0])).double()), "takes the first token"),
+        lambda name: {"decoder": name},
+        "toy_decoder",
+    ),
+}  # fmt: skip
+ENTRIES = [(kind, name) for kind, table in TABLES.items() for name in [*table.entries, table.name]]
+
+
 @pytest.fixture
 def toys(monkeypatch):
-    """A further kernel and a further energy, a function and an entry each."""
-    monkeypatch.setitem(KERNELS, "toy", Kernel(barker, "accepts by half", True, reads=("energy_temperature",)))
-    term = lambda logits, tokens: logits.amax(-1, keepdim=True) - logits.gather(-1, tokens)  # noqa: E731
-    monkeypatch.setitem(ENERGIES, "toy", Energy(term, "how far the logits are below the largest", is_surprisal=False))
+    """A further entry in each table."""
+    for table in TABLES.values():
+        monkeypatch.setitem(table.entries, table.name, table.toy)
 
 
 def plain_energy(model, ids: torch.Tensor) -> float:
@@ -55,29 +117,60 @@ def framed(words: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.full((len(words), 1), 1), words, torch.full((len(words), 1), 2)], 1)
 
 
-@pytest.mark.parametrize("kernel", [*KERNELS, "toy"])
-@pytest.mark.parametrize("energy", [*ENERGIES, "toy"])
-def test_every_entry_keeps_its_word(kernel, energy, toys):
-    """The energies are those of the definition, and where the target is kept, chains reach it."""
-    model = tiny_energy_model(energy, vocab_size=8)
-    exact = enumerate_distribution(
-        lambda words: torch.tensor([plain_energy(model, ids) for ids in framed(words)]), WORDS, LENGTH
-    )
-    out = model.generate(kernel=kernel, lengths=LENGTH, num_chains=CHAINS, num_epochs=12, seed=0)
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_every_entry_keeps_its_word(kind, name, toys):
+    """Energies are those of the definition, and where the target is kept, chains reach it, wherever they start."""
+    model = tiny_energy_model(name if kind == "energy" else "local", vocab_size=8)
+    settings = TABLES[kind].chosen(name)
+    out = model.generate(lengths=LENGTH, num_chains=CHAINS, num_epochs=12, seed=0, **settings)
     for ids, found in zip(out.sequences[:5], out.energies[:5, -1].tolist(), strict=True):
         assert found == pytest.approx(plain_energy(model, ids), abs=1e-4)
-    if KERNELS[kernel].leaves_invariant:
+    assert set(out.sequences[:, 1:-1].unique().tolist()) <= set(WORDS)
+    if kind == "decoder":
+        assert (out.sequences == out.sequences[0]).all() and out.mean_log_probabilities.shape == (CHAINS,)
+    elif KERNELS[settings.get("kernel", "metropolis_hastings")].leaves_invariant:
+        exact = enumerate_distribution(
+            lambda words: torch.tensor([plain_energy(model, ids) for ids in framed(words)]), WORDS, LENGTH
+        )
         distance = exact.total_variation(out.sequences[:, 1:-1])
         assert distance < total_variation_limit(exact.log_probabilities.exp(), CHAINS)
 
 
-def test_a_step_that_breaks_its_word_is_noticed(toys, monkeypatch):
-    def hotter(state, block, target, proposal, temperature):
-        return barker(state, block, target, proposal, 2 * temperature)
+def hotter(state, block, target, proposal, temperature):
+    return barker(state, block, target, proposal, 2 * temperature)
 
-    monkeypatch.setitem(KERNELS, "toy", KERNELS["toy"]._replace(step=hotter))
+
+def one_way(*given):
+    """A proposal that says of the way back what isn't so."""
+    found = FILLS["parallel"].propose(*given)
+    return found._replace(log_reverse=found.log_forward)
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"), [("kernel", {"step": hotter}), ("block_fill", {"propose": one_way})], ids=["kernel", "fill"]
+)
+def test_a_broken_word_is_noticed(kind, broken, toys, monkeypatch):
+    entries = TABLES[kind].entries
+    monkeypatch.setitem(entries, "toy", entries["toy"]._replace(**broken))
     with pytest.raises(AssertionError):
-        test_every_entry_keeps_its_word("toy", "local", toys)
+        test_every_entry_keeps_its_word(kind, "toy", toys)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "toy"])
+@pytest.mark.parametrize("order", [*ORDERS, "toy"])
+def test_an_epoch_visits_every_free_position_once(layout, order, toys):
+    draw = np.random.default_rng(0)
+    free = torch.from_numpy(draw.random((30, 9)) < 0.6)
+    free[:, 4] = True
+    config = ChainGenerationConfig(seed=1, block_layout=layout, order=order)
+    steps = epoch_steps(free, [ChainKey(0, chain) for chain in range(30)], config, 2, 0)
+    visits = torch.zeros(free.shape, dtype=torch.long)
+    for step in steps:
+        for chain, (columns, size) in enumerate(zip(step.positions.tolist(), step.size.tolist(), strict=True)):
+            assert size <= 2
+            for column in columns[:size]:
+                visits[chain, column] += 1
+    assert torch.equal(visits, free.long())
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -95,16 +188,24 @@ def test_settings_of_other_kernels_are_refused(name, toys):
 def test_an_entry_is_told_of(toys, capsys):
     with pytest.raises(SystemExit):
         run("sample", "--help")
-    assert "toy accepts by half" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(ValueError, match="energy must be one of 'raw', 'local', 'toy', got 'none'"):
-        tiny_energy_model("none")
-    with pytest.raises(ValueError, match="kernel must be one of 'metropolis_hastings', 'gibbs', 'toy', 'mask_predict'"):
-        ChainGenerationConfig(kernel="none")
+    told = " ".join(capsys.readouterr().out.split())
+    for kind, table in TABLES.items():
+        known = ", ".join(map(repr, table.entries))
+        if kind == "energy":
+            assert "raw, local or toy" in told or "raw or local or toy" in told
+            with pytest.raises(ValueError, match=f"energy must be one of {known}, got 'none'"):
+                tiny_energy_model("none")
+            continue
+        assert all(f"{name} {entry.about.replace('`', '')}" in told for name, entry in table.entries.items())
+        with pytest.raises(ValueError, match=f"{kind} must be one of {known}, got 'none'"):
+            ChainGenerationConfig(**{kind: "none"})
+        made = ChainGenerationConfig(**{kind: table.name})
+        assert made.settings() == ChainGenerationConfig.from_dict(made.to_dict()).settings() == {kind: table.name}
 
 
 def test_the_guide_has_every_entry():
     guide = (Path(hf_ebm.__file__).parents[1] / "docs" / "guides" / "sampling.md").read_text(encoding="utf-8")
-    for name, entry in (KERNELS | ENERGIES).items():
+    for name, entry in (KERNELS | DECODERS | ENERGIES).items():
         assert f'| `"{name}"` | {entry.about} |' in guide
 
 
@@ -116,7 +217,7 @@ def test_the_page_offers_every_kernel(toys):
     tokenizer = small_tokenizer("wordpiece")
     page = build_demo(small_model(tokenizer), tokenizer)
     (choices,) = [b.choices for b in page.blocks.values() if isinstance(b, gradio.Dropdown) and b.label == "Kernel"]
-    assert ("toy", "toy") in choices
+    assert {("toy", "toy"), ("toy_decoder", "toy_decoder")} <= set(choices)
     assert "`toy` accepts by half" in " ".join(
         str(b.value) for b in page.blocks.values() if isinstance(b, gradio.Markdown)
     )

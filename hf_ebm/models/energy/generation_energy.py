@@ -31,7 +31,6 @@ from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
 from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.kernels import targets_energy
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import BlockProposal, Warp
 from hf_ebm.sampling.sampler import ChainKey, check_run_fits, kept_samples, kernel_at, run_epoch
@@ -170,10 +169,10 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
             config = job.config
             warp = Warp(processors, job.target.support, config.proposal_epsilon, bool(config.exclude_current))
             proposal = BlockProposal(warp, config.block_fill)
-            if not targets_energy(config.kernel) and any(weight for weight, _ in extra):
-                raise ValueError(f"extra_energies have no effect with kernel {config.kernel!r}")
-            if config.kernel in DECODERS and (further or criteria):
-                raise ValueError(f"logits_processor and stopping_criteria have no effect with kernel {config.kernel!r}")
+            if not config.targets_energy and any(weight for weight, _ in extra):
+                raise ValueError(f"extra_energies have no effect with {config.sampler}")
+            if config.decoder is not None and (further or criteria):
+                raise ValueError(f"logits_processor and stopping_criteria have no effect with {config.sampler}")
             saver = _Saver(save_state_to)
             if save_state_to is not None:
                 job = job._replace(run=_with_fingerprints(job.run, self))
@@ -231,7 +230,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         saved = ChainGenerationConfig(**run.recipe["settings"])
         given = {name: value for name, value in overrides.items() if value is not None}
         asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
-        for name, value in asked.settings().items():
+        for name, value in saved.layered(saved.settings(), asked.settings()).items():
             if name not in _EXTENSIBLE and value != getattr(saved, name):
                 raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
         config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
@@ -277,7 +276,7 @@ class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
         runner = self._row_runner(token_budget)
         where = (chains.free, chains.start, chains.stop)
         memory = None
-        if targets_energy(config.kernel) and _masks_single_sites(config):
+        if config.targets_energy and _masks_single_sites(config):
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
         return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
@@ -314,7 +313,7 @@ def _run_job(
 ) -> tuple[SavedRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
-    if job.config.kernel in DECODERS:
+    if job.config.decoder is not None:
         run, confidence = _run_decoder(job)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
@@ -403,10 +402,10 @@ class _Saver:
 
 
 def _run_decoder(job: _Job) -> tuple[SavedRun, Tensor]:
-    target = job.target
+    target, decoder = job.target, DECODERS[job.config.decoder or ""]
     rows_before = target.runner.num_rows
     ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
-    ids, confidence = DECODERS[job.config.kernel].decode(ids, target.free, job.config.num_epochs, target)
+    ids, confidence = decoder.decode(ids, target.free, job.config.num_epochs, target)
     state = target.state(ids)
     run = job.run.with_room(1, 1)
     run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
