@@ -19,7 +19,7 @@ from transformers.utils import logging
 from benchmarks.common import describe_machine, print_table
 from benchmarks.loops import CarefulLoop, PlainLoop
 from hf_ebm.assets import load_embedded
-from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.sampling.diagnostics import energy_diagnostics
 
 CHAINS = 16

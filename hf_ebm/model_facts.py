@@ -31,6 +31,12 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return weight.shape[0]
 
 
+def vocabulary_size(model: PreTrainedModel) -> int:
+    """`num_embeddings`, or what the configuration says of a model that embeds something else (Perceiver: latents)."""
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    return model.config.vocab_size if weight is None else weight.shape[0]
+
+
 def num_outputs(model: PreTrainedModel) -> int:
     """How many ids a model predicts."""
     head = model.get_output_embeddings()

@@ -20,9 +20,8 @@ from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.energy.context import is_model_input, refuse_needed_inputs
-from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs
-from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.models.energy.chains import proposal_support
+from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input, refuse_needed_inputs
 from hf_ebm.objectives import enumerated
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import at_least_float32

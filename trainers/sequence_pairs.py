@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.encoders import encoded_once
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept, without_adapters
-from hf_ebm.models.energy.context import input_names
+from hf_ebm.models.energy.inputs import input_names
 from hf_ebm.objectives.completions import (
     completion_log_probs,
     ends_at,

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_ebm.checks import as_callables
 from hf_ebm.encoders import encodes_ids
 from hf_ebm.model_facts import generation_limit, special_ids
-from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.energy.inputs import refuse_needed_inputs
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost

@@ -23,8 +23,8 @@ from hf_ebm.cli.options import parse, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.chains import longest_of
 from hf_ebm.models.energy.encoding import encode_plain
-from hf_ebm.models.energy.prompts import longest_of
 from hf_ebm.models.energy.saved_runs import holds_run
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.processes import joined

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import Trainer
 
 from hf_ebm import EnergyModel
-from hf_ebm.models.energy.prompts import proposal_support
+from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.scoring.conditionals import conditional_log_probs
 from hf_ebm.scoring.rows import Sequences
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig

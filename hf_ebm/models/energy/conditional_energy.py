@@ -15,7 +15,6 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import check_tokenizer, shown
 from hf_ebm.model_facts import Limit, limit_of, max_length, num_embeddings
 from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
-from hf_ebm.models.energy.context import by_row, is_model_input, refuse_needed_inputs
 from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
@@ -26,8 +25,7 @@ from hf_ebm.models.energy.encoding import (
     target_placeholder,
     tokenized,
 )
-from hf_ebm.models.energy.energy_base import EnergyBase
-from hf_ebm.models.energy.generation_energy import EnergyGenerationMixin
+from hf_ebm.models.energy.inputs import by_row, is_model_input, refuse_needed_inputs
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -37,6 +35,7 @@ from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 _SOURCES_AT_ONCE = 256
@@ -74,120 +73,113 @@ class _Plan(NamedTuple):
     log_probs: Tensor | None = None
 
 
-class ConditionalGenerationMixin(EnergyGenerationMixin):
-    """Gives a model `generate_from_sources`."""
+@torch.no_grad()
+def generate_from_sources(
+    model: EnergyModel,
+    sources: Iterable[str] | str | os.PathLike,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lengths: Sequence[int] | str,
+    length_model: PreTrainedModel | None = None,
+    num_lengths: int = 3,
+    generation_config: ChainGenerationConfig | None = None,
+    unknown_tokens: str = "warn",
+    **kwargs: Any,
+) -> ConditionalGenerationOutput:
+    """Samples a target for each source with a conditional masked language model (thesis sections 6.5 to 6.8).
 
-    @torch.no_grad()
-    def generate_from_sources(
-        self,
-        sources: Iterable[str] | str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        lengths: Sequence[int] | str,
-        length_model: PreTrainedModel | None = None,
-        num_lengths: int = 3,
-        generation_config: ChainGenerationConfig | None = None,
-        unknown_tokens: str = "warn",
-        **kwargs: Any,
-    ) -> ConditionalGenerationOutput:
-        """Samples a target for each source with a conditional masked language model (thesis sections 6.5 to 6.8).
+    The model's row is the tokenizer's pair of source and target, or the target alone, with the source in the
+    encoder, for an encoder-decoder; see `hf_ebm.data.conditional` for training one.
 
-        The model's row is the tokenizer's pair of source and target, or the target alone, with the source in the
-        encoder, for an encoder-decoder; see `hf_ebm.data.conditional` for training one.
+    Args:
+        sources: texts.
+        tokenizer: the model's tokenizer.
+        lengths: the number of tokens of each source's target; or `"sample"`: every chain draws its own from
+            `length_model`; or `"energy"`: chains of the `num_lengths` most probable lengths are run, and of the
+            chains with one number the one with the lowest `E(y) - log p(length)` is taken. That is a heuristic:
+            each length has a partition function of its own, which it leaves out; raw energies, whose zero means
+            nothing, suit it less than local ones.
+        length_model: a sequence classifier of sources whose class n stands for n tokens.
+        num_lengths: how many lengths compete with `"energy"`.
+        unknown_tokens: as for `score`.
+        generation_config, kwargs: as for `generate`, less what says which chains are run; further inputs of the
+            model are one number for all sources, or one for each. A saved run goes on by
+            `generate(resume_from=…)`, as chains, without the choice among lengths.
 
-        Args:
-            sources: texts.
-            tokenizer: the model's tokenizer.
-            lengths: the number of tokens of each source's target; or `"sample"`: every chain draws its own from
-                `length_model`; or `"energy"`: chains of the `num_lengths` most probable lengths are run, and of the
-                chains with one number the one with the lowest `E(y) - log p(length)` is taken. That is a heuristic:
-                each length has a partition function of its own, which it leaves out; raw energies, whose zero means
-                nothing, suit it less than local ones.
-            length_model: a sequence classifier of sources whose class n stands for n tokens.
-            num_lengths: how many lengths compete with `"energy"`.
-            unknown_tokens: as for `score`.
-            generation_config, kwargs: as for `generate`, less what says which chains are run; further inputs of the
-                model are one number for all sources, or one for each. A saved run goes on by
-                `generate(resume_from=…)`, as chains, without the choice among lengths.
+    Raises:
+        ValueError: before any chain is run, for what `generate` refuses; a length model that is missing, not
+            needed, or gives no finite numbers; sources that are too long or hold special tokens; blocks of a fixed
+            size above 1 where lengths are drawn.
+    """
+    rows = as_texts("sources", sources)
+    if not rows:
+        raise ValueError("sources must hold a text or more, got none")
+    if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
+        raise ValueError(f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}")
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    own = [
+        name
+        for name in ("input_ids", "attention_mask", "free_mask", "encoder_input_ids", "encoder_attention_mask",
+                     "chain_keys", "chain_rows", "resume_from")
+        if name in kwargs
+    ]  # fmt: skip
+    if own:
+        raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
+    asked = generation_config or ChainGenerationConfig()
+    overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in asked.defaults}
+    further = {name: kwargs.pop(name) for name in list(kwargs) if is_model_input(model.mlm, name)}
+    further_inputs = by_row(further, len(rows), "sources")
+    config = asked.resolved(model.generation_config, overrides)
+    config.lengths = None
+    if config.seed is None:
+        config.seed = int(torch.randint(0, 2**31, ()))
+    check_tokenizer("tokenizer", tokenizer)
+    check_mask_token(tokenizer)
+    if tokenizer.mask_token_id != model.config.mask_token_id:
+        raise ValueError(
+            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
+        )
+    if not isinstance(lengths, str):
+        lengths = _whole_lengths(lengths, len(rows))
+    num_lengths = _checked_num_lengths(lengths, length_model, num_lengths, config)
+    frames = _frames(model, tokenizer, rows)
+    report_unknown(tokenizer, "sources", rows, unknown_tokens)
+    room = _room(model, tokenizer, frames)
+    plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
+    inputs = _conditional_inputs(model, tokenizer, frames, plan, further_inputs)
+    chains = model.generate(generation_config=config, **inputs, **kwargs)
+    return _chosen(chains, plan, len(rows), tokenizer)
 
-        Raises:
-            ValueError: before any chain is run, for what `generate` refuses; a length model that is missing, not
-                needed, or gives no finite numbers; sources that are too long or hold special tokens; blocks of a fixed
-                size above 1 where lengths are drawn.
-        """
-        rows = as_texts("sources", sources)
-        if not rows:
-            raise ValueError("sources must hold a text or more, got none")
-        if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
-            raise ValueError(
-                f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}"
-            )
-        kwargs = {name: value for name, value in kwargs.items() if value is not None}
-        own = [
-            name
-            for name in ("input_ids", "attention_mask", "free_mask", "encoder_input_ids", "encoder_attention_mask",
-                         "chain_keys", "chain_rows", "resume_from")
-            if name in kwargs
-        ]  # fmt: skip
-        if own:
-            raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
-        asked = generation_config or ChainGenerationConfig()
-        overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in asked.defaults}
-        further = {name: kwargs.pop(name) for name in list(kwargs) if is_model_input(self.mlm, name)}
-        further_inputs = by_row(further, len(rows), "sources")
-        config = asked.resolved(self.generation_config, overrides)
-        config.lengths = None
-        if config.seed is None:
-            config.seed = int(torch.randint(0, 2**31, ()))
-        check_tokenizer("tokenizer", tokenizer)
-        check_mask_token(tokenizer)
-        if tokenizer.mask_token_id != self.config.mask_token_id:
-            raise ValueError(
-                f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is "
-                f"{self.config.mask_token_id}"
-            )
-        if not isinstance(lengths, str):
-            lengths = _whole_lengths(lengths, len(rows))
-        num_lengths = _checked_num_lengths(lengths, length_model, num_lengths, config)
-        frames = _frames(self, tokenizer, rows)
-        report_unknown(tokenizer, "sources", rows, unknown_tokens)
-        room = _room(self, tokenizer, frames)
-        plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
-        inputs = self._conditional_inputs(tokenizer, frames, plan, further_inputs)
-        chains = self.generate(generation_config=config, **inputs, **kwargs)
-        return _chosen(chains, plan, len(rows), tokenizer)
 
-    def _conditional_inputs(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        frames: list[list[int]],
-        plan: _Plan,
-        further_inputs: dict[str, Tensor],
-    ) -> dict[str, Any]:
-        """Arguments of `generate`: one row for each source and length that is needed."""
-        encoder_decoder = self.mlm.config.is_encoder_decoder
-        needed = sorted(set(zip(plan.sources, plan.lengths, strict=True)))
-        masks = [[tokenizer.mask_token_id] * length for _, length in needed]
-        whole = [target_placeholder(tokenizer)] * len(frames) if encoder_decoder else frames
-        filled = [
-            fill_placeholder(tokenizer, whole[source], mask) for (source, _), mask in zip(needed, masks, strict=True)
-        ]
-        pad = self.config.pad_token_id or 0
-        ids, attention_mask = pad_right([torch.tensor(ids) for ids, _ in filled], pad)
-        free, _ = pad_right([torch.tensor(free).long() for _, free in filled], 0)
-        row_of = {pair: row for row, pair in enumerate(needed)}
-        inputs = {
-            **{name: values[[source for source, _ in needed]] for name, values in further_inputs.items()},
-            "input_ids": ids,
-            "attention_mask": attention_mask,
-            "free_mask": free,
-            "chain_keys": list(zip(plan.sources, plan.numbers, strict=True)),
-            "chain_rows": [row_of[pair] for pair in zip(plan.sources, plan.lengths, strict=True)],
-        }
-        if encoder_decoder:
-            encoder_ids, encoder_mask = pad_right([torch.tensor(frames[source]) for source, _ in needed], pad)
-            inputs |= {"encoder_input_ids": encoder_ids, "encoder_attention_mask": encoder_mask}
-        return inputs
+def _conditional_inputs(
+    model: EnergyModel,
+    tokenizer: PreTrainedTokenizerBase,
+    frames: list[list[int]],
+    plan: _Plan,
+    further_inputs: dict[str, Tensor],
+) -> dict[str, Any]:
+    """Arguments of `generate`: one row for each source and length that is needed."""
+    encoder_decoder = model.mlm.config.is_encoder_decoder
+    needed = sorted(set(zip(plan.sources, plan.lengths, strict=True)))
+    masks = [[tokenizer.mask_token_id] * length for _, length in needed]
+    whole = [target_placeholder(tokenizer)] * len(frames) if encoder_decoder else frames
+    filled = [fill_placeholder(tokenizer, whole[source], mask) for (source, _), mask in zip(needed, masks, strict=True)]
+    pad = model.config.pad_token_id or 0
+    ids, attention_mask = pad_right([torch.tensor(ids) for ids, _ in filled], pad)
+    free, _ = pad_right([torch.tensor(free).long() for _, free in filled], 0)
+    row_of = {pair: row for row, pair in enumerate(needed)}
+    inputs = {
+        **{name: values[[source for source, _ in needed]] for name, values in further_inputs.items()},
+        "input_ids": ids,
+        "attention_mask": attention_mask,
+        "free_mask": free,
+        "chain_keys": list(zip(plan.sources, plan.numbers, strict=True)),
+        "chain_rows": [row_of[pair] for pair in zip(plan.sources, plan.lengths, strict=True)],
+    }
+    if encoder_decoder:
+        encoder_ids, encoder_mask = pad_right([torch.tensor(frames[source]) for source, _ in needed], pad)
+        inputs |= {"encoder_input_ids": encoder_ids, "encoder_attention_mask": encoder_mask}
+    return inputs
 
 
 def length_log_probs(
@@ -277,7 +269,7 @@ def _checked_num_lengths(
     return choices or 1
 
 
-def _frames(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> list[list[int]]:
+def _frames(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> list[list[int]]:
     """Each source's row with one mask for its target, or its encoder's ids."""
     special = {token for token in tokenizer.all_special_tokens if token != tokenizer.unk_token}
     for row, source in enumerate(sources):
@@ -293,7 +285,7 @@ def _frames(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, sources: list
     return frames
 
 
-def _room(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]]) -> list[Limit | None]:
+def _room(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, frames: list[list[int]]) -> list[Limit | None]:
     """How many tokens each source's target may have at most, and why; `None` without a limit."""
     stated = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     if stated is None:

@@ -17,7 +17,7 @@ from hf_ebm.model_facts import Limit, limit_of
 from hf_ebm.plain_values import as_path
 
 if TYPE_CHECKING:
-    from hf_ebm.models.energy.energy_base import EnergyBase
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
 
 
 @dataclass
@@ -85,7 +85,7 @@ def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
 
 
 def encode_texts(
-    model: EnergyBase,
+    model: EnergyModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: list[str],
     prefixes: list[str] | None,
@@ -118,7 +118,9 @@ def encode_texts(
     return encoded
 
 
-def encode_plain(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, name: str, texts: list[str]) -> list[list[int]]:
+def encode_plain(
+    model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str, texts: list[str]
+) -> list[list[int]]:
     """Ids of prompts, or of the inputs of an encoder; `name` is the argument that errors name."""
     encoded, limit = [], limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     for row, text in enumerate(texts):
@@ -127,7 +129,7 @@ def encode_plain(model: EnergyBase, tokenizer: PreTrainedTokenizerBase, name: st
     return encoded
 
 
-def check_encoded(model: EnergyBase, limit: Limit | None, name: str, row: int, ids: list[int]) -> None:
+def check_encoded(model: EnergyModel, limit: Limit | None, name: str, row: int, ids: list[int]) -> None:
     """Raises `ValueError` for ids outside the model's vocabulary and for more ids than its `limit`."""
     if limit is not None:
         limit.check(len(ids), f"{name}: row {row}")

@@ -23,11 +23,9 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
-from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.models.energy.context import is_model_input
-from hf_ebm.models.energy.energy_base import EnergyBase
-from hf_ebm.models.energy.prompts import Chains, build_chains, proposal_support
+from hf_ebm.models.energy.chains import Chains, build_chains, proposal_support
+from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -41,6 +39,7 @@ from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import BadLogitsError
 
 if TYPE_CHECKING:
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
@@ -74,212 +73,206 @@ class _Job(NamedTuple):
     target: Target
 
 
-class EnergyGenerationMixin(SettingsGenerationMixin, EnergyBase):
-    """Gives a model `generate`."""
+@torch.no_grad()
+def generate(
+    model: EnergyModel,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    free_mask: Tensor | None = None,
+    generation_config: ChainGenerationConfig | None = None,
+    logits_processor: LogitsProcessorList | Processor | Sequence[Processor] | None = None,
+    stopping_criteria: StoppingCriteriaList | Criterion | Sequence[Criterion] | None = None,
+    streamer: Streamer | None = None,
+    *,
+    encoder_input_ids: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
+    chain_keys: Sequence[tuple[int, int]] | None = None,
+    chain_rows: Sequence[int] | None = None,
+    save_state_to: str | os.PathLike | None = None,
+    resume_from: str | os.PathLike | None = None,
+    token_budget: int | None = None,
+    **overrides: Any,
+) -> ChainGenerationOutput:
+    """Samples sequences from `exp(-E/τ)` by block Metropolis–Hastings (thesis ch. 6).
 
-    generation_config: ChainGenerationConfig
+    Without `input_ids`, `lengths` says how many tokens to sample from nothing. Where a prompt holds mask tokens,
+    these are free and the rest is context. A prompt without mask tokens (and without `free_mask`) is where the
+    chain starts, with every position free that holds no special token. A free token that may not be proposed (a
+    mask, [UNK]) is filled by the warm start.
 
-    @torch.no_grad()
-    def generate(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        free_mask: Tensor | None = None,
-        generation_config: ChainGenerationConfig | None = None,
-        logits_processor: LogitsProcessorList | Processor | Sequence[Processor] | None = None,
-        stopping_criteria: StoppingCriteriaList | Criterion | Sequence[Criterion] | None = None,
-        streamer: Streamer | None = None,
-        *,
-        encoder_input_ids: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
-        chain_keys: Sequence[tuple[int, int]] | None = None,
-        chain_rows: Sequence[int] | None = None,
-        save_state_to: str | os.PathLike | None = None,
-        resume_from: str | os.PathLike | None = None,
-        token_budget: int | None = None,
-        **overrides: Any,
-    ) -> ChainGenerationOutput:
-        """Samples sequences from `exp(-E/τ)` by block Metropolis–Hastings (thesis ch. 6).
+    Args:
+        input_ids: (B, T) prompts.
+        attention_mask: (B, T), 0 at padding.
+        free_mask: (B, T), true at the positions to sample.
+        generation_config: settings, over which those among `overrides` go. Unset ones are the model's own.
+        logits_processor: further warps of the proposal. They see the masked ids and change how the chain moves, not
+            what it samples. The warm starts `"greedy"` and `"mask_predict"` don't use them.
+        stopping_criteria: called with the ids (C, T) after each epoch; the run ends once every chain has been done.
+        streamer: gets the starting ids by `put`, then the ids after every step that changed some by `put_draft`
+            (by `put` if it has none), and `end`.
+        encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
+        extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy, and
+            divided by the temperature with it; infinity forbids. A pair, or a function alone, whose weight is 1,
+            needs no list. See also `hf_ebm.sampling.target.TextEnergy`.
+        chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
+            the same whichever others run beside it, so chains can be divided over calls and processes.
+        chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
+            of one prompt can have other lengths, or start elsewhere.
+        save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted. Checksums
+            of the model are saved with it, which take a second for each 100 million parameters.
+        resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
+            longer, other settings must agree, and so must the model: its weights as they are loaded, configuration,
+            adapters and code. Processors, criteria and extra energies are to be given again.
+        token_budget: tokens per forward pass; by default from free memory.
+        overrides: settings by name, and what else the model reads, by the names of its own forward:
+            `token_type_ids`, `langs`, `lang_ids`, `bbox`, … Whole numbers (B, T, …), one a row (B,), or one for
+            all. They are saved with the run.
 
-        Without `input_ids`, `lengths` says how many tokens to sample from nothing. Where a prompt holds mask tokens,
-        these are free and the rest is context. A prompt without mask tokens (and without `free_mask`) is where the
-        chain starts, with every position free that holds no special token. A free token that may not be proposed (a
-        mask, [UNK]) is filled by the warm start.
+    Returns:
+        `ChainGenerationOutput`, all of it on the CPU.
 
-        Args:
-            input_ids: (B, T) prompts.
-            attention_mask: (B, T), 0 at padding.
-            free_mask: (B, T), true at the positions to sample.
-            generation_config: settings, over which those among `overrides` go. Unset ones are the model's own.
-            logits_processor: further warps of the proposal. They see the masked ids and change how the chain moves, not
-                what it samples. The warm starts `"greedy"` and `"mask_predict"` don't use them.
-            stopping_criteria: called with the ids (C, T) after each epoch; the run ends once every chain has been done.
-            streamer: gets the starting ids by `put`, then the ids after every step that changed some by `put_draft`
-                (by `put` if it has none), and `end`.
-            encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
-            extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy, and
-                divided by the temperature with it; infinity forbids. A pair, or a function alone, whose weight is 1,
-                needs no list. See also `hf_ebm.sampling.target.TextEnergy`.
-            chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
-                the same whichever others run beside it, so chains can be divided over calls and processes.
-            chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
-                of one prompt can have other lengths, or start elsewhere.
-            save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted. Checksums
-                of the model are saved with it, which take a second for each 100 million parameters.
-            resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
-                longer, other settings must agree, and so must the model: its weights as they are loaded, configuration,
-                adapters and code. Processors, criteria and extra energies are to be given again.
-            token_budget: tokens per forward pass; by default from free memory.
-            overrides: settings by name, and what else the model reads, by the names of its own forward:
-                `token_type_ids`, `langs`, `lang_ids`, `bbox`, … Whole numbers (B, T, …), one a row (B,), or one for
-                all. They are saved with the run.
+    Raises:
+        ValueError: for anything that cannot be done as asked, before any work; for NaN logits, when they appear.
+    """
+    if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
+        raise ValueError(f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}")
+    if streamer is not None:
+        check_methods("streamer", streamer, "put", "end")
+    further = as_callables("logits_processor", logits_processor)
+    criteria = as_callables("stopping_criteria", stopping_criteria)
+    inputs = {
+        "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
+        "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
+    }  # fmt: skip
+    further_inputs = {name: overrides.pop(name) for name in list(overrides) if is_model_input(model.mlm, name)}
+    extra = as_extra_energies(extra_energies)
+    with evaluation_mode(model):  # with dropout there would be no one energy to sample from
+        if resume_from is not None:
+            started = {**inputs, **further_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
+            given = [name for name, value in started.items() if value is not None]
+            if given:
+                raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
+            job = _resume(model, resume_from, generation_config, overrides, extra, token_budget)
+        else:
+            which = chain_keys, chain_rows
+            job = _begin(model, generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
+        processors = _proposal_processors(job.config, further)
+        config = job.config
+        warp = Warp(processors, job.target.support, config.proposal_epsilon, bool(config.exclude_current))
+        proposal = BlockProposal(warp, config.block_fill)
+        if not config.targets_energy and any(weight for weight, _ in extra):
+            raise ValueError(f"extra_energies have no effect with {config.sampler}")
+        if config.decoder is not None and (further or criteria):
+            raise ValueError(f"logits_processor and stopping_criteria have no effect with {config.sampler}")
+        saver = _Saver(save_state_to)
+        if save_state_to is not None:
+            job = job._replace(run=_with_fingerprints(job.run, model))
+            saver.save(job.run)  # now, so that a folder that cannot be written costs no work
+        try:
+            run, confidence = _run_job(job, proposal, criteria, streamer, saver)
+        except BadLogitsError as error:
+            key = job.keys[error.row]
+            raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row") from error
+    output = _output(job._replace(run=run), confidence)
+    _warn_of_poor_samples(output, job.config)
+    return output
 
-        Returns:
-            `ChainGenerationOutput`, all of it on the CPU.
 
-        Raises:
-            ValueError: for anything that cannot be done as asked, before any work; for NaN logits, when they appear.
-        """
-        if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
-            raise ValueError(
-                f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}"
-            )
-        if streamer is not None:
-            check_methods("streamer", streamer, "put", "end")
-        further = as_callables("logits_processor", logits_processor)
-        criteria = as_callables("stopping_criteria", stopping_criteria)
-        inputs = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
-            "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
-        }  # fmt: skip
-        further_inputs = {name: overrides.pop(name) for name in list(overrides) if is_model_input(self.mlm, name)}
-        extra = as_extra_energies(extra_energies)
-        with evaluation_mode(self):  # with dropout there would be no one energy to sample from
-            if resume_from is not None:
-                started = {**inputs, **further_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
-                given = [name for name, value in started.items() if value is not None]
-                if given:
-                    raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
-                job = self._resume(resume_from, generation_config, overrides, extra, token_budget)
-            else:
-                which = chain_keys, chain_rows
-                job = self._begin(generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
-            processors = _proposal_processors(job.config, further)
-            config = job.config
-            warp = Warp(processors, job.target.support, config.proposal_epsilon, bool(config.exclude_current))
-            proposal = BlockProposal(warp, config.block_fill)
-            if not config.targets_energy and any(weight for weight, _ in extra):
-                raise ValueError(f"extra_energies have no effect with {config.sampler}")
-            if config.decoder is not None and (further or criteria):
-                raise ValueError(f"logits_processor and stopping_criteria have no effect with {config.sampler}")
-            saver = _Saver(save_state_to)
-            if save_state_to is not None:
-                job = job._replace(run=_with_fingerprints(job.run, self))
-                saver.save(job.run)  # now, so that a folder that cannot be written costs no work
-            try:
-                run, confidence = _run_job(job, proposal, criteria, streamer, saver)
-            except BadLogitsError as error:
-                key = job.keys[error.row]
-                raise BadLogitsError(
-                    error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row"
-                ) from error
-        output = _output(job._replace(run=run), confidence)
-        _warn_of_poor_samples(output, job.config)
-        return output
+def _begin(
+    model: EnergyModel,
+    generation_config: ChainGenerationConfig | None,
+    overrides: dict[str, Any],
+    inputs: dict[str, Tensor | None],
+    further_inputs: dict[str, Any],
+    which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
+    extra: tuple[ExtraEnergy, ...],
+    token_budget: int | None,
+) -> _Job:
+    asked = generation_config or ChainGenerationConfig()
+    config = asked.resolved(model.generation_config, overrides)
+    given = inputs["input_ids"] is not None
+    if given and (asked.lengths is not None or overrides.get("lengths") is not None):
+        raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
+    if given:
+        config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
+    if config.seed is None:
+        config.seed = int(torch.randint(0, 2**31, ()))
+    support = proposal_support(model, config.suppress_tokens)
+    chain_keys, chain_rows = which_chains
+    chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
+    target = _target(model, chains, config, support, extra, token_budget)
+    keys = [list(key) for key in chains.keys]
+    recipe = {
+        "settings": config.settings(), "keys": keys, "energy": model.config.energy,
+        "extra_energies": _weights(extra),
+    }  # fmt: skip
+    return _Job(SavedRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
-    def _begin(
-        self,
-        generation_config: ChainGenerationConfig | None,
-        overrides: dict[str, Any],
-        inputs: dict[str, Tensor | None],
-        further_inputs: dict[str, Any],
-        which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
-        extra: tuple[ExtraEnergy, ...],
-        token_budget: int | None,
-    ) -> _Job:
-        asked = generation_config or ChainGenerationConfig()
-        config = asked.resolved(self.generation_config, overrides)
-        given = inputs["input_ids"] is not None
-        if given and (asked.lengths is not None or overrides.get("lengths") is not None):
-            raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
-        if given:
-            config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
-        if config.seed is None:
-            config.seed = int(torch.randint(0, 2**31, ()))
-        support = proposal_support(self, config.suppress_tokens)
-        chain_keys, chain_rows = which_chains
-        chains = build_chains(self, config, chain_keys, inputs, chain_rows, further_inputs)
-        target = self._target(chains, config, support, extra, token_budget)
-        keys = [list(key) for key in chains.keys]
-        recipe = {
-            "settings": config.settings(), "keys": keys, "energy": self.config.energy,
-            "extra_energies": _weights(extra),
-        }  # fmt: skip
-        return _Job(SavedRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
-    def _resume(
-        self,
-        path: str | os.PathLike,
-        generation_config: ChainGenerationConfig | None,
-        overrides: dict[str, Any],
-        extra: tuple[ExtraEnergy, ...],
-        token_budget: int | None,
-    ) -> _Job:
-        run = SavedRun.load(path)
-        saved = ChainGenerationConfig(**run.recipe["settings"])
-        given = {name: value for name, value in overrides.items() if value is not None}
-        asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
-        for name, value in saved.layered(saved.settings(), asked.settings()).items():
-            if name not in _EXTENSIBLE and value != getattr(saved, name):
-                raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
-        config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
-        if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
-            raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
-        if config.num_epochs < run.epoch + (run.step > 0):
-            raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
-        check_run_fits(config, *run.state.ids.shape)
-        if run.recipe["energy"] != self.config.energy:
-            raise ValueError(
-                f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {self.config.energy!r}"
-            )
-        weights = run.recipe.get("extra_energies")  # earlier versions noted none
-        if weights not in (None, _weights(extra)):
-            raise ValueError(
-                f"resume_from: the saved run has extra_energies of the weights {weights}, got {_weights(extra)}; give "
-                "the same again"
-            )
-        noted = run.recipe.get("model", {})
-        others = [name for name, found in (model_fingerprints(self) if noted else {}).items() if found != noted[name]]
-        if others:
-            raise ValueError(
-                f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
-                "started with, or start anew"
-            )
-        keys = [ChainKey(*key) for key in run.recipe["keys"]]
-        run = replace(run.to(self.input_device), recipe=run.recipe | {"settings": config.settings()})
-        free = run.free.to(self.input_device)
-        chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
-        target = self._target(chains, config, proposal_support(self, config.suppress_tokens), extra, token_budget)
-        if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
-            _check_same_target(run, target)
-        return _Job(run, config, keys, target)
+def _resume(
+    model: EnergyModel,
+    path: str | os.PathLike,
+    generation_config: ChainGenerationConfig | None,
+    overrides: dict[str, Any],
+    extra: tuple[ExtraEnergy, ...],
+    token_budget: int | None,
+) -> _Job:
+    run = SavedRun.load(path)
+    saved = ChainGenerationConfig(**run.recipe["settings"])
+    given = {name: value for name, value in overrides.items() if value is not None}
+    asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
+    for name, value in saved.layered(saved.settings(), asked.settings()).items():
+        if name not in _EXTENSIBLE and value != getattr(saved, name):
+            raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
+    config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
+    if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
+        raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
+    if config.num_epochs < run.epoch + (run.step > 0):
+        raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
+    check_run_fits(config, *run.state.ids.shape)
+    if run.recipe["energy"] != model.config.energy:
+        raise ValueError(
+            f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {model.config.energy!r}"
+        )
+    weights = run.recipe.get("extra_energies")  # earlier versions noted none
+    if weights not in (None, _weights(extra)):
+        raise ValueError(
+            f"resume_from: the saved run has extra_energies of the weights {weights}, got {_weights(extra)}; give "
+            "the same again"
+        )
+    noted = run.recipe.get("model", {})
+    others = [name for name, found in (model_fingerprints(model) if noted else {}).items() if found != noted[name]]
+    if others:
+        raise ValueError(
+            f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
+            "started with, or start anew"
+        )
+    keys = [ChainKey(*key) for key in run.recipe["keys"]]
+    run = replace(run.to(model.input_device), recipe=run.recipe | {"settings": config.settings()})
+    free = run.free.to(model.input_device)
+    chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
+    target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
+    if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
+        _check_same_target(run, target)
+    return _Job(run, config, keys, target)
 
-    def _target(
-        self,
-        chains: Chains,
-        config: ResolvedChainConfig,
-        support: Tensor,
-        extra: tuple[ExtraEnergy, ...],
-        token_budget: int | None,
-    ) -> Target:
-        runner = self._row_runner(token_budget)
-        where = (chains.free, chains.start, chains.stop)
-        memory = None
-        if config.targets_energy and _masks_single_sites(config):
-            dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-            memory = RowMemory.if_it_fits(chains.free, self.vocab_size, dtype)
-        return Target(runner, self.config.energy, *where, support, chains.context, extra, memory)
+
+def _target(
+    model: EnergyModel,
+    chains: Chains,
+    config: ResolvedChainConfig,
+    support: Tensor,
+    extra: tuple[ExtraEnergy, ...],
+    token_budget: int | None,
+) -> Target:
+    runner = model._row_runner(token_budget)
+    where = (chains.free, chains.start, chains.stop)
+    memory = None
+    if config.targets_energy and _masks_single_sites(config):
+        dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        memory = RowMemory.if_it_fits(chains.free, model.vocab_size, dtype)
+    return Target(runner, model.config.energy, *where, support, chains.context, extra, memory)
 
 
 def _weights(extra: tuple[ExtraEnergy, ...]) -> list[float]:

@@ -8,43 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-from transformers.utils import CONFIG_NAME, ModelOutput
+from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
+from hf_ebm.generation_settings import SettingsGenerationMixin
+from hf_ebm.model_facts import vocabulary_size
 from hf_ebm.model_modes import model_output
 from hf_ebm.models.adapters import (
-    adapter_settings,
+    active_adapters,
     adapter_to_save,
-    base_arguments,
-    found_file,
+    add_adapter,
     has_adapters,
-    load_adapter,
     refuse_other_adapter,
+    switch_adapters,
     unwrapped,
 )
 from hf_ebm.models.checkpoints import (
     check_found_again,
-    check_trust,
     has_own_code,
     inner_config,
     is_config,
     keep_weights,
-    load_inner_code,
-    load_whole,
     refuse_own_code,
     save_code,
 )
-from hf_ebm.models.energy.adapters_energy import EnergyAdaptersMixin
-from hf_ebm.models.energy.conditional_energy import ConditionalGenerationMixin
+from hf_ebm.models.energy.conditional_energy import generate_from_sources
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
+from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
-from hf_ebm.models.energy.resizing import rehearse, resized_number, resized_roles
-from hf_ebm.models.energy.scoring_energy import EnergyScoringMixin
-from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
+from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
+from hf_ebm.models.energy.scoring_energy import score, score_ids
+from hf_ebm.models.energy.token_roles import rehearse, resized_number, resized_roles
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.plain_values import as_text
+from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits
@@ -54,12 +50,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from transformers import ProcessorMixin
-
-# Arguments that say where on the Hub (or on disk) a repository is; needed for every file that is read from it.
-_HUB_ARGUMENTS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-_NAME = "pretrained_model_name_or_path"  # which Transformers lets be `None` beside configuration and weights
-# Fields of `EnergyConfig` that `EnergyModel` and `from_pretrained` take by name.
-_FIELDS = tuple(name for name in EnergyConfig.__annotations__ if name not in ("text_config", "tie_word_embeddings"))
 
 
 @model_output
@@ -75,9 +65,7 @@ class EnergyOutput(ModelOutput):
     token_energies: Tensor
 
 
-class EnergyModel(
-    PublishingMixin, EnergyAdaptersMixin, ConditionalGenerationMixin, EnergyScoringMixin, PreTrainedModel
-):
+class EnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin, PreTrainedModel):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
@@ -93,6 +81,15 @@ class EnergyModel(
     Raises:
         ValueError: for a model without a masked-LM head, or of a family that cannot work (the message says why).
     """
+
+    config: EnergyConfig
+    generation_config: ChainGenerationConfig
+
+    # Methods with modules of their own, which are functions of a model there.
+    generate = generate
+    generate_from_sources = generate_from_sources
+    score = score
+    score_ids = score_ids
 
     config_class = EnergyConfig
     generation_config_class = ChainGenerationConfig
@@ -157,99 +154,11 @@ class EnergyModel(
             ValueError: if the checkpoint has no masked-LM head or lacks other weights, or its tokenizer no mask token;
                 if it has code of its own and `trust_remote_code` isn't given.
         """
-        overrides = {name: kwargs.pop(name) for name in _FIELDS if name in kwargs}
-        overrides |= {} if energy is None else {"energy": energy}
-        checked = EnergyConfig(**overrides)  # before anything is loaded
-        overrides = {field: getattr(checked, field) for field in overrides}
-        given, config = pretrained_model_name_or_path, kwargs.get("config")
-        name = None if given is None and config is not None else as_text(_NAME, given)
-        hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
-        adapter = None if name is None else adapter_settings(name, **hub)
-        if name is not None and config is None and (adapter is None or found_file(name, CONFIG_NAME, **hub)):
-            config, _ = PreTrainedConfig.get_config_dict(name, **hub)
-        model_type = config.get("model_type") if isinstance(config, dict) else getattr(config, "model_type", None)
-        wants_info = kwargs.pop("output_loading_info", False)
-        if adapter is not None and model_type in (None, EnergyConfig.model_type):
-            found = cls._from_adapter(as_text(_NAME, name), args, overrides, processing_class, kwargs, adapter, config)
-        elif model_type == EnergyConfig.model_type:
-            found = cls._from_saved(name, args, overrides, processing_class, kwargs)
-        else:
-            check_trust(name, config or {}, AutoModelForMaskedLM, kwargs.get("trust_remote_code"))
-            found = cls._from_masked_lm(name, args, overrides, processing_class, kwargs)
+        given, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        fields = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
+        fields |= {} if energy is None else {"energy": energy}
+        found = load_energy(cls, super().from_pretrained, given, args, fields, processing_class, kwargs)
         return found if wants_info else found[0]  # type: ignore[return-value]  # annotated as in Transformers
-
-    @classmethod
-    def _from_saved(
-        cls,
-        name: str | None,
-        args: tuple,
-        overrides: dict[str, Any],
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[Self, dict]:
-        config, kwargs, where = _config_and_rest(cls.config_class, name, kwargs)
-        if name is not None:
-            mlm_class = load_inner_code(config, "text_config", AutoModelForMaskedLM, name, **where)
-            kwargs |= {} if mlm_class is None else {"mlm_class": mlm_class}
-        hub = {key: where[key] for key in _HUB_ARGUMENTS if key in where}
-        model, info = load_whole(super().from_pretrained, name, *args, config=config, **kwargs, **hub)
-        if processing_class is not None:
-            overrides = token_roles(processing_class, model.vocab_size) | overrides
-        for field, value in overrides.items():
-            setattr(model.config, field, value)
-        return model, info
-
-    @classmethod
-    def _from_masked_lm(
-        cls,
-        name: str | None,
-        args: tuple,
-        overrides: dict[str, Any],
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[Self, dict]:
-        config, kwargs, where = _config_and_rest(AutoConfig, name, kwargs)
-        remote = getattr(config, "auto_map", None) or {}
-        if type(config) not in MODEL_FOR_MASKED_LM_MAPPING and "AutoModelForMaskedLM" not in remote:
-            raise ValueError(
-                f"{name}: model type {config.model_type!r} has no class with a masked-LM head; an energy needs a "
-                "checkpoint that AutoModelForMaskedLM can load (BERT, RoBERTa, ModernBERT, ESM, …)"
-            )
-        check_masked_lm_config(config)
-        mlm, info = load_whole(AutoModelForMaskedLM.from_pretrained, name, *args, config=config, **kwargs | where)
-        if processing_class is None:
-            processing_class = own_tokenizer(as_text(_NAME, name), **where)
-        roles = {} if processing_class is None else token_roles(processing_class, _vocab_size(mlm))
-        model = cls(mlm, **(roles | overrides))
-        model.config.name_or_path = model.name_or_path = str(name)
-        return model, info
-
-    @classmethod
-    def _from_adapter(
-        cls,
-        name: str,
-        args: tuple,
-        overrides: dict[str, Any],
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None,
-        kwargs: dict[str, Any],
-        adapter: dict[str, Any],
-        config: EnergyConfig | dict | None,
-    ) -> tuple[Self, dict]:
-        """The base model that an adapter names, with it; energy and token roles are those saved beside it, if any."""
-        hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
-        saved = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
-        own = {field: saved[field] for field in _FIELDS if field in saved}
-        beside = own_tokenizer(name, **hub) if processing_class is None else processing_class
-        base = base_arguments(adapter, kwargs)
-        model = cls.from_pretrained(base.pop("name"), *args, processing_class=beside, **base)
-        size = (saved.get("text_config") or {}).get("vocab_size", model.vocab_size)
-        if size != model.mlm.config.vocab_size:
-            raise ValueError(f"{name}: its base model has {model.vocab_size} ids, had {size} when it was saved")
-        info = load_adapter(model.mlm, name, **hub)
-        roles = {} if processing_class is None else token_roles(processing_class, model.vocab_size)
-        for field, value in (own | roles | overrides).items():
-            setattr(model.config, field, value)
-        return model, info
 
     def check_can_be_saved(self) -> None:
         """Raises `ValueError` for a model that would not be loaded again as it is; see `save_pretrained`."""
@@ -273,7 +182,7 @@ class EnergyModel(
             raise ValueError("push_to_hub: upload a model with an adapter or code of its own by push_to_hub()")
         self.check_can_be_saved()
         if has_adapters(self.mlm):
-            self._save_adapter(save_directory, is_main_process, *args, **kwargs)
+            save_adapted(self, save_directory, is_main_process, *args, **kwargs)
             return
         refuse_other_adapter(save_directory)
         if is_main_process:
@@ -319,7 +228,7 @@ class EnergyModel(
     @property
     def vocab_size(self) -> int:
         """Number of ids the masked language model has embeddings for."""
-        return _vocab_size(self.mlm)
+        return vocabulary_size(self.mlm)
 
     @property
     def input_device(self) -> torch.device:
@@ -394,6 +303,33 @@ class EnergyModel(
             self.__dict__.pop("_runner", None)  # it counts on a number of logits
         return self.get_input_embeddings()
 
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """A new adapter of `.mlm`, by a configuration of PEFT; it is the active one."""
+        add_adapter(self.mlm, adapter_config, adapter_name or "default")
+
+    def enable_adapters(self) -> None:
+        """Energies are those with adapters."""
+        switch_adapters(self.mlm, True)
+
+    def disable_adapters(self) -> None:
+        """Energies are those of the base model."""
+        switch_adapters(self.mlm, False)
+
+    def active_adapters(self) -> list[str]:
+        return active_adapters(self.mlm)
+
+    def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        return self.mlm.load_adapter(*args, **kwargs)
+
+    def set_adapter(self, *args: Any, **kwargs: Any) -> None:
+        self.mlm.set_adapter(*args, **kwargs)
+
+    def delete_adapter(self, *args: Any, **kwargs: Any) -> None:
+        self.mlm.delete_adapter(*args, **kwargs)
+
+    def get_adapter_state_dict(self, *args: Any, **kwargs: Any) -> dict:
+        return self.mlm.get_adapter_state_dict(*args, **kwargs)
+
     def _init_weights(self, module: nn.Module) -> None:
         self.mlm._init_weights(module)
 
@@ -410,30 +346,11 @@ class EnergyModel(
         self.mlm.set_output_embeddings(new_embeddings)
 
 
-def _config_and_rest(config_class: Any, name: str | None, kwargs: dict) -> tuple[Any, dict, dict]:
-    """The configuration, a copy, the arguments that are not for it, and those that say where files and code are."""
-    where = {key: kwargs[key] for key in (*_HUB_ARGUMENTS, "trust_remote_code", "code_revision") if key in kwargs}
-    config = kwargs.get("config")
-    if config is not None:
-        return copy.deepcopy(config), {key: kwargs[key] for key in kwargs if key not in (*where, "config")}, where
-    # What is for the model alone must not end in its configuration (dtype="auto", for one).
-    kept = {key: kwargs[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in kwargs}
-    others = {key: kwargs[key] for key in kwargs if key not in (*kept, "config")}
-    config, rest = config_class.from_pretrained(as_text(_NAME, name), return_unused_kwargs=True, **others)
-    return config, {key: rest[key] for key in rest if key not in where} | kept, where
-
-
 def _checked_fields(fields: dict) -> dict:
-    unknown = sorted(set(fields) - set(_FIELDS))
+    unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
-        raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(_FIELDS)}")
+        raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(FIELDS)}")
     return fields
-
-
-def _vocab_size(mlm: PreTrainedModel) -> int:
-    embeddings = mlm.get_input_embeddings()
-    weight = getattr(embeddings, "weight", None)  # Perceiver calls its latents the input embeddings
-    return mlm.config.vocab_size if weight is None else weight.shape[0]
 
 
 register(EnergyConfig, {AutoModel: EnergyModel})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,16 +13,16 @@ from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
-from hf_ebm.models.energy.context import by_row
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
-from hf_ebm.models.energy.energy_base import EnergyBase
-from hf_ebm.models.energy.inputs import check_energy_inputs
-from hf_ebm.models.reranking import RerankMixin
+from hf_ebm.models.energy.inputs import by_row, check_energy_inputs
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 from hf_ebm.texts import report_unknown
+
+if TYPE_CHECKING:
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
 
 # Texts whose masked rows form one pool: enough to fill forward passes, few enough to bound memory.
 _TEXTS_PER_POOL = 256
@@ -62,182 +62,184 @@ class ScoreOutput(ModelOutput):
         return float((self.energy.sum() / self.num_tokens.sum()).exp())
 
 
-class EnergyScoringMixin(RerankMixin, EnergyBase):
-    """Gives a model `score`, `score_ids` and `rerank`."""
+@torch.no_grad()
+def score(
+    model: EnergyModel,
+    texts: Iterable[str] | str | os.PathLike,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    prefixes: Iterable[str] | None = None,
+    suffixes: Iterable[str] | None = None,
+    separator: str = " ",
+    encoder_texts: Iterable[str] | None = None,
+    variant: str | None = None,
+    stride: int = 8,
+    token_budget: int | None = None,
+    further_inputs: Mapping[str, Any] | None = None,
+    unknown_tokens: str = "warn",
+) -> ScoreOutput:
+    """Energies of texts: one row in, one row out, in order. Nothing is cut.
 
-    @torch.no_grad()
-    def score(
-        self,
-        texts: Iterable[str] | str | os.PathLike,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        prefixes: Iterable[str] | None = None,
-        suffixes: Iterable[str] | None = None,
-        separator: str = " ",
-        encoder_texts: Iterable[str] | None = None,
-        variant: str | None = None,
-        stride: int = 8,
-        token_budget: int | None = None,
-        further_inputs: Mapping[str, Any] | None = None,
-        unknown_tokens: str = "warn",
-    ) -> ScoreOutput:
-        """Energies of texts: one row in, one row out, in order. Nothing is cut.
+    Args:
+        texts: strings: a list, a generator, a column of a data set, an open file, or a `Path` (a text per line).
+        tokenizer: the model's tokenizer.
+        prefixes, suffixes: context per text, excluded from the sum; joined to it by `separator`.
+        encoder_texts: per text, what an encoder-decoder model conditions on (required there).
+        variant: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
+            model's own (`config.scoring_variant`).
+        stride: rows per text of the variant `"stride"`.
+        token_budget: tokens per forward pass; by default from free memory.
+        further_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number
+            for each text, or one for all.
+        unknown_tokens: what is done where a text holds something the tokenizer has no token for: `"warn"` (one
+            warning that names the rows), `"error"` or `"ignore"`.
 
-        Args:
-            texts: strings: a list, a generator, a column of a data set, an open file, or a `Path` (a text per line).
-            tokenizer: the model's tokenizer.
-            prefixes, suffixes: context per text, excluded from the sum; joined to it by `separator`.
-            encoder_texts: per text, what an encoder-decoder model conditions on (required there).
-            variant: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
-                model's own (`config.scoring_variant`).
-            stride: rows per text of the variant `"stride"`.
-            token_budget: tokens per forward pass; by default from free memory.
-            further_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number
-                for each text, or one for all.
-            unknown_tokens: what is done where a text holds something the tokenizer has no token for: `"warn"` (one
-                warning that names the rows), `"error"` or `"ignore"`.
+    Raises:
+        ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
+            or holds a mask token. An empty text has energy 0.
+    """
+    variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
+    check_tokenizer("tokenizer", tokenizer)
+    if not isinstance(separator, str):
+        raise ValueError(f"separator must be a text, got {shown(separator)}")
+    rows = as_texts("texts", texts)
+    contexts: dict[str, list[str]] = {}
+    for name, given in (("prefixes", prefixes), ("suffixes", suffixes), ("encoder_texts", encoder_texts)):
+        if given is not None:
+            contexts[name] = as_texts(name, given)
+            if len(contexts[name]) != len(rows):
+                raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
+    if variant == "within_word_l2r" and not tokenizer.is_fast:
+        raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
+    conditional = model.mlm.config.is_encoder_decoder
+    if conditional != (encoder_texts is not None):
+        role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
+        raise ValueError(f"encoder_texts: {type(model.mlm).__name__} {role} an encoder input")
+    encoded = encode_texts(model, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
+    encoder_ids = encode_plain(model, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
+    for name, own in {"texts": rows, **contexts}.items():
+        report_unknown(tokenizer, name, own, unknown_tokens)
+    own_inputs = by_row(further_inputs or {}, len(rows), "texts")
+    terms = _term_lists(model, encoded, encoder_ids, own_inputs, variant, stride, token_budget)
+    return _score_output(model, encoded, terms, tokenizer, variant)
 
-        Raises:
-            ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
-                or holds a mask token. An empty text has energy 0.
-        """
-        variant, stride = self._checked_variant(variant), as_whole("stride", stride, 1)
-        check_tokenizer("tokenizer", tokenizer)
-        if not isinstance(separator, str):
-            raise ValueError(f"separator must be a text, got {shown(separator)}")
-        rows = as_texts("texts", texts)
-        contexts: dict[str, list[str]] = {}
-        for name, given in (("prefixes", prefixes), ("suffixes", suffixes), ("encoder_texts", encoder_texts)):
-            if given is not None:
-                contexts[name] = as_texts(name, given)
-                if len(contexts[name]) != len(rows):
-                    raise ValueError(
-                        f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal"
-                    )
-        if variant == "within_word_l2r" and not tokenizer.is_fast:
-            raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
-        conditional = self.mlm.config.is_encoder_decoder
-        if conditional != (encoder_texts is not None):
-            role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
-            raise ValueError(f"encoder_texts: {type(self.mlm).__name__} {role} an encoder input")
-        encoded = encode_texts(self, tokenizer, rows, contexts.get("prefixes"), contexts.get("suffixes"), separator)
-        encoder_ids = encode_plain(self, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
-        for name, own in {"texts": rows, **contexts}.items():
-            report_unknown(tokenizer, name, own, unknown_tokens)
-        own_inputs = by_row(further_inputs or {}, len(rows), "texts")
-        terms = self._term_lists(encoded, encoder_ids, own_inputs, variant, stride, token_budget)
-        return self._score_output(encoded, terms, tokenizer, variant)
 
-    @torch.no_grad()
-    def score_ids(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        free_mask: Tensor | None = None,
-        *,
-        encoder_input_ids: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        words: Tensor | None = None,
-        variant: str | None = None,
-        stride: int = 8,
-        token_budget: int | None = None,
-        further_inputs: Mapping[str, Any] | None = None,
-    ) -> Tensor:
-        """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
+@torch.no_grad()
+def score_ids(
+    model: EnergyModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    free_mask: Tensor | None = None,
+    *,
+    encoder_input_ids: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    words: Tensor | None = None,
+    variant: str | None = None,
+    stride: int = 8,
+    token_budget: int | None = None,
+    further_inputs: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
 
-        Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
-        """
-        variant, stride = self._checked_variant(variant), as_whole("stride", stride, 1)
-        if words is not None or variant == "within_word_l2r":
-            words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
-        with evaluation_mode(self):  # an encoder-decoder's context is encoded by the check
-            sequences, scored = check_energy_inputs(
-                self,
-                input_ids,
-                attention_mask,
-                free_mask,
-                encoder_input_ids,
-                encoder_attention_mask,
-                further_inputs or {},
-            )
-            words = None if words is None else words.to(sequences.ids.device)
-            runner = self._row_runner(token_budget)
-            return variant_token_energies(runner, sequences, scored, self.config.energy, variant, words, stride)
-
-    def _checked_variant(self, variant: str | None) -> str:
-        variant = self.config.scoring_variant if variant is None else variant
-        check_choice("variant", variant, VARIANTS)
-        return variant
-
-    def _term_lists(
-        self,
-        encoded: list[EncodedText],
-        encoder_ids: list[list[int]] | None,
-        further_inputs: dict[str, Tensor],
-        variant: str,
-        stride: int,
-        token_budget: int | None,
-    ) -> list[list[float]]:
-        """Energy terms of the scored tokens of each text."""
-        terms: list[list[float]] = [[] for _ in encoded]
-        by_length = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
-        rows = [row for row in by_length if any(encoded[row].scored)]
-        pools = range(0, len(rows), _TEXTS_PER_POOL)
-        for first in logging.tqdm(pools, desc="Scoring", unit="pool", delay=2, leave=False):
-            pool = rows[first : first + _TEXTS_PER_POOL]
-            ids, attention_mask = _right_padded([encoded[row].ids for row in pool], 0)
-            context = _right_padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
-            try:
-                values = self.score_ids(
-                    ids,
-                    attention_mask,
-                    _right_padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
-                    encoder_input_ids=context[0],
-                    encoder_attention_mask=context[1],
-                    words=_right_padded([encoded[row].words for row in pool], -1)[0],
-                    variant=variant,
-                    stride=stride,
-                    token_budget=token_budget,
-                    further_inputs={name: value[pool] for name, value in further_inputs.items()},
-                )
-            except BadLogitsError as error:
-                raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
-            for row, own in zip(pool, values.double().tolist(), strict=True):
-                terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
-        return terms
-
-    def _score_output(
-        self, encoded: list[EncodedText], terms: list[list[float]], tokenizer: PreTrainedTokenizerBase, variant: str
-    ) -> ScoreOutput:
-        positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
-        energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
-        num_tokens = torch.tensor([len(own) for own in terms], dtype=torch.long)
-        unknown = [
-            sum(text.ids[i] == tokenizer.unk_token_id for i in own)
-            for text, own in zip(encoded, positions, strict=True)
-        ]
-        words = word_energies = None
-        if tokenizer.is_fast:
-            pieces = [text.word_pieces() for text in encoded]
-            values = [dict(zip(where, own, strict=True)) for where, own in zip(positions, terms, strict=True)]
-            words = [[text.word_text(word) for word in own] for text, own in zip(encoded, pieces, strict=True)]
-            word_energies = [
-                [sum(own[i] for i in word) for word in parts] for own, parts in zip(values, pieces, strict=True)
-            ]
-        return ScoreOutput(
-            energy=energy,
-            num_tokens=num_tokens,
-            num_unknown=torch.tensor(unknown, dtype=torch.long),
-            tokens=[
-                list(tokenizer.convert_ids_to_tokens([text.ids[i] for i in where]))
-                for text, where in zip(encoded, positions, strict=True)
-            ],
-            token_energies=terms,
-            words=words,
-            word_energies=word_energies,
-            pseudo_perplexity=(energy / num_tokens).exp() if ENERGIES[self.config.energy].is_surprisal else None,
-            variant=variant,
+    Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
+    """
+    variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
+    if words is not None or variant == "within_word_l2r":
+        words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
+    with evaluation_mode(model):  # an encoder-decoder's context is encoded by the check
+        sequences, scored = check_energy_inputs(
+            model,
+            input_ids,
+            attention_mask,
+            free_mask,
+            encoder_input_ids,
+            encoder_attention_mask,
+            further_inputs or {},
         )
+        words = None if words is None else words.to(sequences.ids.device)
+        runner = model._row_runner(token_budget)
+        return variant_token_energies(runner, sequences, scored, model.config.energy, variant, words, stride)
+
+
+def _checked_variant(model: EnergyModel, variant: str | None) -> str:
+    variant = model.config.scoring_variant if variant is None else variant
+    check_choice("variant", variant, VARIANTS)
+    return variant
+
+
+def _term_lists(
+    model: EnergyModel,
+    encoded: list[EncodedText],
+    encoder_ids: list[list[int]] | None,
+    further_inputs: dict[str, Tensor],
+    variant: str,
+    stride: int,
+    token_budget: int | None,
+) -> list[list[float]]:
+    """Energy terms of the scored tokens of each text."""
+    terms: list[list[float]] = [[] for _ in encoded]
+    by_length = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
+    rows = [row for row in by_length if any(encoded[row].scored)]
+    pools = range(0, len(rows), _TEXTS_PER_POOL)
+    for first in logging.tqdm(pools, desc="Scoring", unit="pool", delay=2, leave=False):
+        pool = rows[first : first + _TEXTS_PER_POOL]
+        ids, attention_mask = _right_padded([encoded[row].ids for row in pool], 0)
+        context = _right_padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
+        try:
+            values = model.score_ids(
+                ids,
+                attention_mask,
+                _right_padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
+                encoder_input_ids=context[0],
+                encoder_attention_mask=context[1],
+                words=_right_padded([encoded[row].words for row in pool], -1)[0],
+                variant=variant,
+                stride=stride,
+                token_budget=token_budget,
+                further_inputs={name: value[pool] for name, value in further_inputs.items()},
+            )
+        except BadLogitsError as error:
+            raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
+        for row, own in zip(pool, values.double().tolist(), strict=True):
+            terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
+    return terms
+
+
+def _score_output(
+    model: EnergyModel,
+    encoded: list[EncodedText],
+    terms: list[list[float]],
+    tokenizer: PreTrainedTokenizerBase,
+    variant: str,
+) -> ScoreOutput:
+    positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
+    energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
+    num_tokens = torch.tensor([len(own) for own in terms], dtype=torch.long)
+    unknown = [
+        sum(text.ids[i] == tokenizer.unk_token_id for i in own) for text, own in zip(encoded, positions, strict=True)
+    ]
+    words = word_energies = None
+    if tokenizer.is_fast:
+        pieces = [text.word_pieces() for text in encoded]
+        values = [dict(zip(where, own, strict=True)) for where, own in zip(positions, terms, strict=True)]
+        words = [[text.word_text(word) for word in own] for text, own in zip(encoded, pieces, strict=True)]
+        word_energies = [
+            [sum(own[i] for i in word) for word in parts] for own, parts in zip(values, pieces, strict=True)
+        ]
+    return ScoreOutput(
+        energy=energy,
+        num_tokens=num_tokens,
+        num_unknown=torch.tensor(unknown, dtype=torch.long),
+        tokens=[
+            list(tokenizer.convert_ids_to_tokens([text.ids[i] for i in where]))
+            for text, where in zip(encoded, positions, strict=True)
+        ],
+        token_energies=terms,
+        words=words,
+        word_energies=word_energies,
+        pseudo_perplexity=(energy / num_tokens).exp() if ENERGIES[model.config.energy].is_surprisal else None,
+        variant=variant,
+    )
 
 
 def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from hf_ebm.checks import check_choice
 from hf_ebm.model_facts import num_embeddings, special_ids
 from hf_ebm.models.adapters import refuse_adapter_alone, unwrapped
 from hf_ebm.models.checkpoints import check_trust, load_whole
-from hf_ebm.models.energy.context import refuse_needed_inputs
+from hf_ebm.models.energy.inputs import refuse_needed_inputs
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.probes import (

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from hf_ebm.checks import as_ids, as_whole_numbers, shown
 from hf_ebm.model_facts import limit_of
-from hf_ebm.models.energy.context import context_of
-from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, padding_id
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, padding_id
 from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.sampling.streams import LENGTH, chain_generator
 from hf_ebm.scoring.rows import Context, Sequences
 
 if TYPE_CHECKING:
-    from hf_ebm.models.energy.energy_base import EnergyBase
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 
@@ -41,7 +40,7 @@ class Chains(NamedTuple):
     context: Context | None
 
 
-def proposal_support(model: EnergyBase, suppress_tokens: list[int] | None) -> Tensor:
+def proposal_support(model: EnergyModel, suppress_tokens: list[int] | None) -> Tensor:
     """(V,) bool: the tokens a free position may hold.
 
     Raises:
@@ -71,7 +70,7 @@ def proposal_support(model: EnergyBase, suppress_tokens: list[int] | None) -> Te
 
 
 def build_chains(
-    model: EnergyBase,
+    model: EnergyModel,
     config: ResolvedChainConfig,
     chain_keys: Sequence[tuple[int, int]] | None,
     inputs: dict[str, Tensor | None],
@@ -171,7 +170,7 @@ def _copied(prompts: EnergyInputs, which: Tensor) -> EnergyInputs:
     return EnergyInputs(copies, prompts.scored[on_device])
 
 
-def _mask_id(model: EnergyBase) -> int:
+def _mask_id(model: EnergyModel) -> int:
     if model.config.mask_token_id is None:
         raise ValueError("mask_token_id is not set, so nothing can be sampled")
     return model.config.mask_token_id
@@ -202,7 +201,7 @@ def _check_free(free: Tensor, masks: Tensor, config: ResolvedChainConfig, keys: 
 
 
 def _unconditional(
-    model: EnergyBase, config: ResolvedChainConfig, choices: list, keys: list[ChainKey], inputs: dict
+    model: EnergyModel, config: ResolvedChainConfig, choices: list, keys: list[ChainKey], inputs: dict
 ) -> tuple[Tensor, Tensor]:
     """Ids and attention mask of one all-masked sequence per chain."""
     given = [name for name in ("attention_mask", "free_mask") if inputs[name] is not None]
