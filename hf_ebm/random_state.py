@@ -1,10 +1,11 @@
-"""The global random state, which dropout and Transformers' `generate` draw from."""
+"""Seeds of random streams, and the global random state, which dropout and Transformers' `generate` draw from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
@@ -17,3 +18,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         else:
             torch.manual_seed(seed)
         yield
+
+
+def stream_seed(seed: int, *key: int) -> int:
+    """A seed for one use of a run's seed."""
+    return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)

@@ -21,10 +21,10 @@ from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.energy.inputs import padding_id
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from hf_ebm.models.residual import JointGenerationConfig, JointGenerationOutput, ResidualEnergyModel
-from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.pipelines.base import RowPipeline
 from hf_ebm.plain_values import listed, number, whole
+from hf_ebm.random_state import stream_seed
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.texts import prompt_encoder

@@ -8,8 +8,8 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_ebm import ChainGenerationConfig, JointGenerationConfig, ResidualEnergyModel
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
-from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.pipelines import JointSamplingPipeline
+from hf_ebm.random_state import stream_seed
 from tests.pipelines.models_for_pipelines import assert_like, residual_model, tokenizer
 
 PROMPTS = ["the cat", "", "in the beginning god", "the cat"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
-from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from hf_ebm.models.lstm.configuration_lstm import BiLSTMMaskedLMConfig
-from hf_ebm.models.lstm.modules_lstm import right_padded_lengths, run_lstm
+from hf_ebm.models.lstm.modules_lstm import init_uniform, right_padded_lengths, run_lstm
 from hf_ebm.models.publishing import PublishingMixin, register
 
 
@@ -22,11 +21,7 @@ class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):
     main_input_name = "input_ids"
 
     def _init_weights(self, module: nn.Module) -> None:
-        bound = self.config.initializer_range
-        for parameter in module.parameters(recurse=False):
-            init.uniform_(parameter, -bound, bound)
-        if isinstance(module, nn.Embedding) and not getattr(module.weight, "_is_hf_initialized", False):
-            init.zeros_(module.weight[module.padding_idx])
+        init_uniform(module, self.config.initializer_range)
 
 
 class BiLSTMModel(BiLSTMPreTrainedModel):

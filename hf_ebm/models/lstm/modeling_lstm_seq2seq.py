@@ -15,13 +15,12 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
 )
-from transformers import initialization as init
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import TransformersKwargs
 
 from hf_ebm.models.lstm.configuration_lstm import LSTMSeq2SeqConfig
-from hf_ebm.models.lstm.modules_lstm import LSTMCache, LSTMDecoder, LSTMEncoder, right_padded_lengths
+from hf_ebm.models.lstm.modules_lstm import LSTMCache, LSTMDecoder, LSTMEncoder, init_uniform, right_padded_lengths
 from hf_ebm.models.publishing import PublishingMixin, register
 
 # Label of positions without a target.
@@ -53,11 +52,7 @@ class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, Gene
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        bound = self.config.initializer_range
-        for parameter in module.parameters(recurse=False):
-            init.uniform_(parameter, -bound, bound)
-        if isinstance(module, nn.Embedding) and not getattr(module.weight, "_is_hf_initialized", False):
-            init.zeros_(module.weight[module.padding_idx])
+        init_uniform(module, self.config.initializer_range)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The embedding of source ids; that of target ids is `get_decoder().get_input_embeddings()`."""

@@ -9,9 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_ebm.models.lstm.configuration_lstm import LSTMSeq2SeqConfig
+
+
+def init_uniform(module: nn.Module, bound: float) -> None:
+    """Starts a module's own parameters uniform in ± `bound`, the embedding of padding at 0."""
+    for parameter in module.parameters(recurse=False):
+        init.uniform_(parameter, -bound, bound)
+    if isinstance(module, nn.Embedding) and not getattr(module.weight, "_is_hf_initialized", False):
+        init.zeros_(module.weight[module.padding_idx])
 
 
 def right_padded_lengths(name: str, mask: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import BatchEncoding
@@ -24,6 +23,7 @@ from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of, unpadd
 from hf_ebm.models.residual.stepwise import sample_stepwise
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+from hf_ebm.random_state import stream_seed
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
@@ -134,13 +134,30 @@ class JointGenerationOutput(ModelOutput):
 @torch.no_grad()
 def generate(
     model: ResidualEnergyModel,
-    input_ids: Tensor | Sequence[Sequence[int]] | None,
-    attention_mask: Tensor | None,
-    generation_config: JointGenerationConfig | None,
-    return_candidates: bool,
-    overrides: dict[str, Any],
+    input_ids: Tensor | Sequence[Sequence[int]] | None = None,
+    attention_mask: Tensor | None = None,
+    generation_config: JointGenerationConfig | None = None,
+    *,
+    return_candidates: bool = False,
+    **overrides: Any,
 ) -> JointGenerationOutput:
-    """`ResidualEnergyModel.generate`."""
+    """Samples continuations from `P_LM(x | prefix) exp(-E(prefix, x)) / Z(prefix)`.
+
+    Args:
+        input_ids: (B, P) prompts in the language model's tokens, padded on either side, or B lists of ids; without
+            any, one prompt of the start token.
+        attention_mask: (B, P), 0 at padding.
+        generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
+        return_candidates: return all candidates with their energies and weights.
+
+    Returns:
+        `JointGenerationOutput`. A warning is logged where weights are concentrated on few candidates, so that
+        samples are far from exact.
+
+    Raises:
+        ValueError: before any work, for anything that cannot be done as asked; for NaN energies, naming prompt and
+            candidate, when they appear.
+    """
     if generation_config is not None and not isinstance(generation_config, JointGenerationConfig):
         raise ValueError(f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}")
     return_candidates = as_truth("return_candidates", return_candidates)
@@ -223,11 +240,6 @@ def _check_fits(config: ResolvedJointConfig, prompts: int) -> None:
     if config.method == "stepwise":
         drawn, name = config.num_rollouts, "num_rollouts"
     check_continuations_fit(f"{name} and num_samples", prompts * (drawn + config.num_samples), config.max_new_tokens)
-
-
-def stream_seed(seed: int, *key: int) -> int:
-    """A seed for one use of a run's seed."""
-    return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _output(

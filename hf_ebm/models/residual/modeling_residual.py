@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +23,7 @@ from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.reranking import RerankMixin
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
-from hf_ebm.models.residual.generation_residual import JointGenerationConfig, JointGenerationOutput, generate
+from hf_ebm.models.residual.generation_residual import JointGenerationConfig, generate
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
 from hf_ebm.models.residual.joined_models import (
     Retokenizer,
@@ -35,7 +35,7 @@ from hf_ebm.models.residual.joined_models import (
     load_referenced,
     valid_id,
 )
-from hf_ebm.models.residual.scoring_residual import ResidualScoreOutput, score
+from hf_ebm.models.residual.scoring_residual import score
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_text
 
@@ -83,6 +83,11 @@ class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin,
     generation_config: JointGenerationConfig
     lm: PreTrainedModel | None  # None where it is kept by reference, and not loaded
     encoder: PreTrainedModel
+
+    # Methods with modules of their own, which are functions of a model there.
+    generate = generate
+    score = score
+
     config_class = ResidualEnergyConfig
     generation_config_class = JointGenerationConfig
     base_model_prefix = "residual_base"  # no module of this name: an inner checkpoint's own prefix must not match it
@@ -235,60 +240,6 @@ class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin,
         with state_kept(self.encoder):
             hidden = self.encoder(input_ids=input_ids, attention_mask=mask)[0]
         return ResidualEnergyOutput(energy=self.energy_of_mean(self.summed(hidden, mask) / mask.sum(1, keepdim=True)))
-
-    def generate(
-        self,
-        input_ids: Tensor | Sequence[Sequence[int]] | None = None,
-        attention_mask: Tensor | None = None,
-        generation_config: JointGenerationConfig | None = None,
-        *,
-        return_candidates: bool = False,
-        **overrides: Any,
-    ) -> JointGenerationOutput:
-        """Samples continuations from `P_LM(x | prefix) exp(-E(prefix, x)) / Z(prefix)`.
-
-        Args:
-            input_ids: (B, P) prompts in the language model's tokens, padded on either side, or B lists of ids; without
-                any, one prompt of the start token.
-            attention_mask: (B, P), 0 at padding.
-            generation_config: settings; `overrides` are settings by name. Unset ones are the model's own.
-            return_candidates: return all candidates with their energies and weights.
-
-        Returns:
-            `JointGenerationOutput`. A warning is logged where weights are concentrated on few candidates, so that
-            samples are far from exact.
-
-        Raises:
-            ValueError: before any work, for anything that cannot be done as asked; for NaN energies, naming prompt and
-                candidate, when they appear.
-        """
-        return generate(self, input_ids, attention_mask, generation_config, return_candidates, overrides)
-
-    def score(
-        self,
-        texts: Iterable[str] | str,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        prefixes: Iterable[str] | None = None,
-        ended: bool = True,
-        unknown_tokens: str = "warn",
-    ) -> ResidualScoreOutput:
-        """Joint energies of texts: one row in, one row out, in order. Nothing is cut.
-
-        Args:
-            texts: strings.
-            tokenizer: the language model's tokenizer.
-            prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
-                with a new word must begin with its space.
-            ended: whether texts are whole, so that an end token stands behind them.
-            unknown_tokens: what is done where a text holds something the tokenizer, or that of the encoder, has no
-                token for: `"warn"` (one warning that names the rows), `"error"` or `"ignore"`.
-
-        Raises:
-            ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
-                no strings; for NaN energies.
-        """
-        return score(self, texts, tokenizer, prefixes, ended, unknown_tokens)
 
     @staticmethod
     def summed(hidden: Tensor, mask: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from hf_ebm.models.residual.candidates import (
     check_continuations_fit,
     sample_continuations,
 )
-from hf_ebm.models.residual.generation_residual import stream_seed
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
 from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
 from hf_ebm.objectives.completions import completion_token_log_probs
@@ -33,6 +32,7 @@ from hf_ebm.objectives.partition_function import (
     log_partition_bounds,
 )
 from hf_ebm.plain_values import as_whole, listed
+from hf_ebm.random_state import stream_seed
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel

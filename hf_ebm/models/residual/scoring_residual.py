@@ -47,11 +47,26 @@ def score(
     model: ResidualEnergyModel,
     texts: Iterable[str] | str,
     tokenizer: PreTrainedTokenizerBase,
-    prefixes: Iterable[str] | None,
-    ended: bool,
-    unknown_tokens: str,
+    *,
+    prefixes: Iterable[str] | None = None,
+    ended: bool = True,
+    unknown_tokens: str = "warn",
 ) -> ResidualScoreOutput:
-    """`ResidualEnergyModel.score`."""
+    """Joint energies of texts: one row in, one row out, in order. Nothing is cut.
+
+    Args:
+        texts: strings.
+        tokenizer: the language model's tokenizer.
+        prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
+            with a new word must begin with its space.
+        ended: whether texts are whole, so that an end token stands behind them.
+        unknown_tokens: what is done where a text holds something the tokenizer, or that of the encoder, has no
+            token for: `"warn"` (one warning that names the rows), `"error"` or `"ignore"`.
+
+    Raises:
+        ValueError: before any work, naming the row, for an empty text that isn't ended, texts that are too long or
+            no strings; for NaN energies.
+    """
     check_tokenizer("tokenizer", tokenizer)
     ended = as_truth("ended", ended)
     rows = as_texts("texts", texts)
