@@ -13,10 +13,10 @@ from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.trainers import CrossEntropyTrainer, SoftBeamConfig, SoftBeamTrainer
 
 parser = ArgumentParser(description=__doc__)
-parser.add_argument("--num_train", type=int, default=2000, help="words to train on")
+parser.add_argument("--num_train", type=int, default=8000, help="words to train on")
 parser.add_argument("--num_test", type=int, default=300)
-parser.add_argument("--pretraining_steps", type=int, default=200, help="with cross entropy")
-parser.add_argument("--max_steps", type=int, default=60, help="with relaxed beam search")
+parser.add_argument("--pretraining_steps", type=int, default=350, help="with cross entropy")
+parser.add_argument("--max_steps", type=int, default=150, help="with relaxed beam search")
 parser.add_argument("--hidden_size", type=int, default=64)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
@@ -54,10 +54,10 @@ with TemporaryDirectory() as folder:
     config = SoftBeamConfig(
         folder,
         beam_size=3,
-        alpha_growth=1.02,
+        alpha_growth=1.05,
         schedule_unit="percent",
         max_steps=args.max_steps,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         **shared,
     )
     trainer = SoftBeamTrainer(model, config, **given)

@@ -38,7 +38,7 @@ LAUNCHED = [line for line in LINES if line.startswith("torchrun ")]
 
 
 def test_every_block_is_of_a_kind_that_is_run():
-    assert {language for _, language, _ in BLOCKS} == {"python", "bash", "mermaid"}
+    assert {language for _, language, _ in BLOCKS} == {"python", "bash", "mermaid", "diff"}
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     for line in LINES:  # make's targets are run by CI itself
         words = shlex.split(line, comments=True)

@@ -1,0 +1,34 @@
+"""What the recipes of CONTRIBUTING.md add, used: run by `test_recipes` with a copy of the package."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from hf_ebm import EnergyModel, enumerate_distribution
+from hf_ebm.objectives.sequence_costs import as_cost
+from tests.conftest import SPECIAL, plain_token_energies
+from tests.sampling.oracle import total_variation_limit
+
+
+def test_cost():
+    cost = as_cost("length_difference")
+    assert cost([[5, 6], [5, 6, 7]], [[5, 6, 7, 8], [5, 6]]).tolist() == [0.5, 0.5]
+
+
+def test_model_family():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("hf_ebm_context_mean", vocab_size=8)
+    mlm = AutoModelForMaskedLM.from_config(config).eval()
+    for weight in mlm.parameters():
+        weight.data.normal_(0, 0.5)
+    model = EnergyModel(
+        mlm, energy="local", mask_token_id=SPECIAL["mask"], special_token_ids=[0, 1, 2], excluded_token_ids=[4],
+        prefix_token_ids=[1], suffix_token_ids=[2],
+    )  # fmt: skip
+    framed = lambda words: torch.tensor([[1, *row, 2] for row in words.tolist()])  # noqa: E731
+    plain = lambda words: torch.tensor([sum(plain_token_energies(model, ids, [1, 2])) for ids in framed(words)])  # noqa: E731
+    exact = enumerate_distribution(plain, [5, 6, 7], 2)
+    out = model.generate(lengths=2, num_chains=1000, num_epochs=10, seed=0)
+    assert out.energies[:5, -1].tolist() == pytest.approx(plain(out.sequences[:5, 1:-1]).tolist(), abs=1e-5)
+    limit = total_variation_limit(exact.log_probabilities.exp(), 1000)
+    assert exact.total_variation(out.sequences[:, 1:-1]) < limit
