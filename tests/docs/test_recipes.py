@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPES = re.findall(r"^### (.*?)\n.*?^```diff\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.S | re.M)
 CHECKS = {
-    "A kernel": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[local-barker]",
-    "An energy": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[gap-metropolis_hastings]",
+    "A kernel": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[kernel-barker]",
+    "An energy": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[energy-gap]",
     "A cost": "tests/docs/recipes_in_use.py::test_cost",
     "A model family": "tests/docs/recipes_in_use.py::test_model_family",
 }
