@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.plain_values import as_whole
-from hf_ebm.sampling.diagnostics import energy_diagnostics
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,12 @@ import pytest
 import hf_ebm.objectives
 from hf_ebm.renamed import rename_modules
 
-OLD = {"hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.scorer_cost")}
+OLD = {
+    "hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.scorer_cost"),
+    "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
+    "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),
+    "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.output"),
+}
 
 
 @pytest.mark.parametrize("old", OLD)

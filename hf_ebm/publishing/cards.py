@@ -20,9 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_ebm.plain_values import number
 from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
-from hf_ebm.sampling.diagnostics import energy_diagnostics
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
 from hf_ebm.sampling.warm_start import DECODERS
 
 _EXAMPLES = 10

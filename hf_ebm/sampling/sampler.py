@@ -1,4 +1,8 @@
-"""The loop over epochs and blocks: schedules, streams and kernels put together. Owns no mathematics."""
+"""The loop over epochs and blocks: random streams, schedules and kernels put together.
+
+Every chain has its own counter-based (Philox) streams, keyed by seed, prompt, chain, purpose and epoch. A chain's draws
+therefore depend neither on the chains run beside it, nor on the batch, the process or a restart.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,6 @@ from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.run import ChainRun, Tally, Trace
-from hf_ebm.sampling.schedules import block_size_at, temperature_at
-from hf_ebm.sampling.streams import EPOCH, chain_generator
 from hf_ebm.sampling.target import Target
 
 if TYPE_CHECKING:
@@ -29,11 +31,39 @@ logger = logging.get_logger(__name__)
 Run = TypeVar("Run", bound=ChainRun)
 
 
+# What a stream is for; part of its key, so that no two uses share numbers.
+EPOCH, WARM_START, LENGTH = 0, 1, 2
+
+
 class ChainKey(NamedTuple):
     """Names a chain, and with the seed its random streams: number of the prompt, number of the chain."""
 
     prompt: int
     chain: int
+
+
+def chain_generator(seed: int, prompt: int, chain: int, purpose: int, epoch: int = 0) -> np.random.Generator:
+    """The generator of one chain for one purpose in one epoch."""
+    key = np.random.SeedSequence(entropy=seed, spawn_key=(prompt, chain, purpose, epoch))
+    return np.random.Generator(np.random.Philox(key))
+
+
+def block_size_at(epoch: int, num_epochs: int, block_size: int | list[int], final_block_size: int | None) -> int:
+    """Block size of an epoch (numbered from 0).
+
+    A list is cycled through; with `final_block_size` the size goes linearly from the one to the other over the epochs,
+    rounded to the nearest integer (thesis ch. 6, block annealing); otherwise it is constant.
+    """
+    if isinstance(block_size, list):
+        return block_size[epoch % len(block_size)]
+    if final_block_size is None or num_epochs == 1:
+        return block_size
+    return round(block_size + (final_block_size - block_size) * epoch / (num_epochs - 1))
+
+
+def temperature_at(epoch: int, start: float, decay: float, floor: float) -> float:
+    """Target temperature of an epoch: decreases by `decay` an epoch, not below `floor` (thesis ch. 6)."""
+    return max(start - decay * epoch, min(floor, start))
 
 
 def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_ebm.sampling.sampler import ChainKey, epoch_steps
-from hf_ebm.sampling.streams import EPOCH, chain_generator
+from hf_ebm.sampling.sampler import EPOCH, ChainKey, chain_generator, epoch_steps
 
 SETTINGS = list(itertools.product(["contiguous", "scattered"], ["random", "sequential"]))
 

@@ -30,8 +30,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.sampling.sampler import check_run_fits
-from hf_ebm.sampling.streams import LENGTH, chain_generator
+from hf_ebm.sampling.sampler import LENGTH, chain_generator, check_run_fits
 from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:

@@ -31,8 +31,15 @@ from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.proposals import BlockProposal, Warp
-from hf_ebm.sampling.sampler import ChainKey, check_run_fits, kept_samples, kernel_at, run_epoch
-from hf_ebm.sampling.streams import WARM_START, chain_generator
+from hf_ebm.sampling.sampler import (
+    WARM_START,
+    ChainKey,
+    chain_generator,
+    check_run_fits,
+    kept_samples,
+    kernel_at,
+    run_epoch,
+)
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 from hf_ebm.scoring.row_memory import RowMemory
