@@ -29,20 +29,20 @@ from benchmarks.reproduction import (
     parameter_search,
     residual,
 )
-from benchmarks.reproduction.chapter_6 import QUICK_ENERGY, EnergyLaboratory, EnergyScale
-from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionScale
-from benchmarks.reproduction.conditional import QUICK_CONDITIONAL, ConditionalLaboratory, ConditionalScale
-from benchmarks.reproduction.laboratory import QUICK, Laboratory, Scale
+from benchmarks.reproduction.chapter_6 import QUICK_ENERGY, EnergyCache, EnergyScale
+from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionCache, CompletionScale
+from benchmarks.reproduction.conditional import QUICK_CONDITIONAL, ConditionalCache, ConditionalScale
+from benchmarks.reproduction.experiment_cache import QUICK, ExperimentCache, Scale
 from benchmarks.reproduction.report import RESULTS, Report
-from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualLaboratory, ResidualScale
+from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualCache, ResidualScale
 
-AnyLaboratory = Laboratory | CompletionLaboratory | ResidualLaboratory | EnergyLaboratory | ConditionalLaboratory
+AnyCache = ExperimentCache | CompletionCache | ResidualCache | EnergyCache | ConditionalCache
 SCALES = {
-    Laboratory: (Scale(), QUICK),
-    CompletionLaboratory: (CompletionScale(), QUICK_COMPLETION),
-    ResidualLaboratory: (ResidualScale(), QUICK_RESIDUAL),
-    EnergyLaboratory: (EnergyScale(), QUICK_ENERGY),
-    ConditionalLaboratory: (ConditionalScale(), QUICK_CONDITIONAL),
+    ExperimentCache: (Scale(), QUICK),
+    CompletionCache: (CompletionScale(), QUICK_COMPLETION),
+    ResidualCache: (ResidualScale(), QUICK_RESIDUAL),
+    EnergyCache: (EnergyScale(), QUICK_ENERGY),
+    ConditionalCache: (ConditionalScale(), QUICK_CONDITIONAL),
 }
 
 
@@ -52,8 +52,8 @@ class Table:
 
     title: str
     columns: list[str]
-    fill: Callable[[AnyLaboratory, Report], None]
-    laboratory: type[AnyLaboratory] = Laboratory
+    fill: Callable[[AnyCache, Report], None]
+    experiments: type[AnyCache] = ExperimentCache
 
 
 _SPLITS = ("validation", "test")
@@ -90,21 +90,21 @@ TABLES = {
 _COMPLETION = list(parameter_search.METRICS)
 _ABLATION = ["Cost", "Nonterm", "PPL"]
 TABLES |= {
-    "mgs-1": Table("text completion, test", _COMPLETION, parameter_search.table_1, CompletionLaboratory),
+    "mgs-1": Table("text completion, test", _COMPLETION, parameter_search.table_1, CompletionCache),
     "mgs-4": Table(
         "transcription: MGS, minimum risk, policy gradient",
         [f"{metric} {split}" for split in _SPLITS for metric in ("BLEU", "SBLEU", "MET.", "PER")],
         parameter_search.table_4,
     ),
-    "mgs-6": Table("text completion, validation", _COMPLETION, parameter_search.table_6, CompletionLaboratory),
-    "mgs-7": Table("parts of the proposal", _ABLATION, parameter_search.table_7, CompletionLaboratory),
-    "mgs-figure-4": Table("sharpness of the weights", _ABLATION, parameter_search.table_figure_4, CompletionLaboratory),
+    "mgs-6": Table("text completion, validation", _COMPLETION, parameter_search.table_6, CompletionCache),
+    "mgs-7": Table("parts of the proposal", _ABLATION, parameter_search.table_7, CompletionCache),
+    "mgs-figure-4": Table("sharpness of the weights", _ABLATION, parameter_search.table_figure_4, CompletionCache),
 }
 TABLES["thesis-6.1"] = Table(
-    "energies by likelihood, pseudolikelihood, masking", chapter_6.COLUMNS, chapter_6.table_6_1, EnergyLaboratory
+    "energies by likelihood, pseudolikelihood, masking", chapter_6.COLUMNS, chapter_6.table_6_1, EnergyCache
 )
 TABLES |= {
-    f"thesis-6.{number}": Table(title, columns, fill, ConditionalLaboratory)
+    f"thesis-6.{number}": Table(title, columns, fill, ConditionalCache)
     for number, title, columns, fill in (
         (2, "temperature of the proposal", conditional.ENTROPY_COLUMNS, conditional.table_6_2),
         (3, "nucleus of the proposal", conditional.ENTROPY_COLUMNS, conditional.table_6_3),
@@ -113,7 +113,7 @@ TABLES |= {
         (6, "sampling around the modes, test words", conditional.TEST_COLUMNS, conditional.table_6_6),
     )
 }
-TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualLaboratory)
+TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
     "thesis-figure-6.1": ("a masked model projected onto an energy", chapter_6.draw_projection),
@@ -125,8 +125,8 @@ FIGURES = {
 
 
 @functools.cache  # tables share data and models
-def laboratory_of(kind: type[AnyLaboratory], quick: bool, folder: Path) -> AnyLaboratory:
-    """The laboratory of that kind, at full size or quick."""
+def experiments_of(kind: type[AnyCache], quick: bool, folder: Path) -> AnyCache:
+    """The experiment cache of that kind, at full size or quick."""
     return kind(SCALES[kind][quick], folder)
 
 
@@ -161,11 +161,11 @@ def main() -> None:
         if name in FIGURES:
             print(f"{name}: {FIGURES[name][1](results, arguments.quick, arguments.work_dir)}")
             continue
-        laboratory = laboratory_of(TABLES[name].laboratory, arguments.quick, arguments.work_dir)
-        laboratory.used.clear()
-        report = Report(name, TABLES[name].title, TABLES[name].columns, list(laboratory.scale.seeds))
-        TABLES[name].fill(laboratory, report)
-        print(report.save(results, sum(laboratory.used.values())))
+        experiments = experiments_of(TABLES[name].experiments, arguments.quick, arguments.work_dir)
+        experiments.used.clear()
+        report = Report(name, TABLES[name].title, TABLES[name].columns, list(experiments.scale.seeds))
+        TABLES[name].fill(experiments, report)
+        print(report.save(results, sum(experiments.used.values())))
 
 
 if __name__ == "__main__":

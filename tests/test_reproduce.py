@@ -22,12 +22,12 @@ from benchmarks.reproduction import (
     residual,
     residual_runs,
 )
-from benchmarks.reproduction.chapter_6 import EnergyLaboratory, EnergyScale
-from benchmarks.reproduction.completion import CompletionLaboratory, CompletionScale
-from benchmarks.reproduction.conditional import ConditionalLaboratory, ConditionalScale
-from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
+from benchmarks.reproduction.chapter_6 import EnergyCache, EnergyScale
+from benchmarks.reproduction.completion import CompletionCache, CompletionScale
+from benchmarks.reproduction.conditional import ConditionalCache, ConditionalScale
+from benchmarks.reproduction.experiment_cache import ExperimentCache, RunConfig, Scale
 from benchmarks.reproduction.report import Report
-from benchmarks.reproduction.residual_runs import ResidualLaboratory, ResidualScale
+from benchmarks.reproduction.residual_runs import ResidualCache, ResidualScale
 from hf_ebm.assets import held_out_verses
 from hf_ebm.data.conditional import encode_conditional
 from hf_ebm.data.metrics import transcription_scores
@@ -67,15 +67,15 @@ def test_a_report_compares_seed_by_seed(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def laboratory(tmp_path_factory):
+def experiments(tmp_path_factory):
     """Keeps what it trained, so tables with the same runs in them share these."""
-    return Laboratory(TINY, tmp_path_factory.mktemp("runs"))
+    return ExperimentCache(TINY, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4", "mgs-4"])
-def test_a_table_runs(name, laboratory):
+def test_a_table_runs(name, experiments):
     report = Report(name, TABLES[name].title, TABLES[name].columns)
-    TABLES[name].fill(laboratory, report)
+    TABLES[name].fill(experiments, report)
     assert all(set(runs) <= set(report.columns) for runs in report.rows.values())
     assert all(len(values) == 2 for runs in report.rows.values() for values in runs.values())
     filled = {column for runs in report.rows.values() for column in runs}
@@ -83,20 +83,20 @@ def test_a_table_runs(name, laboratory):
 
 
 @pytest.fixture
-def completion_laboratory(tmp_path, monkeypatch):
+def completion_experiments(tmp_path, monkeypatch):
     """Trains on held-out verses: the text itself comes from a Debian package."""
     monkeypatch.setattr(completion, "load_kjv_verses", lambda folder: held_out_verses())
-    return CompletionLaboratory(CompletionScale(8, 4, 1, 8, (1, 2)), tmp_path)
+    return CompletionCache(CompletionScale(8, 4, 1, 8, (1, 2)), tmp_path)
 
 
-def test_a_table_of_completions_runs(completion_laboratory):
+def test_a_table_of_completions_runs(completion_experiments):
     report = Report("mgs-1", TABLES["mgs-1"].title, TABLES["mgs-1"].columns, [1, 2])
-    TABLES["mgs-1"].fill(completion_laboratory, report)
+    TABLES["mgs-1"].fill(completion_experiments, report)
     rows = {row: runs for row, runs in report.rows.items() if row != "Human"}
     assert all(set(runs) == set(report.columns) for runs in rows.values())
     assert all(len(values) == 2 for runs in rows.values() for values in runs.values())
     mean = report.rows["Human"]["Avg. len"][0]
-    verses = [row["labels"] for row in completion_laboratory.rows("test")]
+    verses = [row["labels"] for row in completion_experiments.rows("test")]
     assert mean == pytest.approx(sum(sum(label != -100 for label in row) for row in verses) / 4)
     assert report.rows["Human"]["Nonterm"] == [0.0] and report.rows["Human"]["Edit"] == [0.0]
 
@@ -114,7 +114,7 @@ def test_the_table_and_figure_of_energies_run(tmp_path, monkeypatch):
     tiny = EnergyScale((40,), 60, (20, 40), 4, 2, (1, 2), chapter_6.FEW_PHONEMES)
     monkeypatch.setattr(chapter_6, "QUICK_ENERGY", tiny)
     report = Report("thesis-6.1", "title", TABLES["thesis-6.1"].columns, [1, 2])
-    TABLES["thesis-6.1"].fill(EnergyLaboratory(tiny, tmp_path), report)
+    TABLES["thesis-6.1"].fill(EnergyCache(tiny, tmp_path), report)
     phonemes = report.rows.pop("phoneme")
     assert {len(values) for values in phonemes.values()} == {1} and len(phonemes) == 6
     assert list(report.rows) == ["p-40", "h-40", "h-40+"]
@@ -131,29 +131,29 @@ def test_the_table_and_figure_of_energies_run(tmp_path, monkeypatch):
 def test_tables_and_figures_of_conditional_generation_run(tmp_path, monkeypatch):
     tiny = ConditionalScale(3, 2, 3, 1, (1, 2))
     monkeypatch.setattr(conditional_figures, "QUICK_CONDITIONAL", tiny)
-    laboratory = ConditionalLaboratory(tiny, tmp_path)
+    experiments = ConditionalCache(tiny, tmp_path)
     for name in ("thesis-6.2", "thesis-6.5", "thesis-6.6"):
         report = Report(name, "title", TABLES[name].columns, [1, 2])
-        TABLES[name].fill(laboratory, report)
+        TABLES[name].fill(experiments, report)
         assert {column for runs in report.rows.values() for column in runs} == set(report.columns)
         assert all(len(values) == 2 for runs in report.rows.values() for values in runs.values())
-    run = laboratory.run(conditional.Sampling())
+    run = experiments.run(conditional.Sampling())
     assert all(torch.tensor(run[name]).shape == (2, 3) for name in conditional.BY_EPOCH)
-    raw = laboratory.run(conditional.Sampling("raw", conditional.annealed("raw", 0.02).options))
+    raw = experiments.run(conditional.Sampling("raw", conditional.annealed("raw", 0.02).options))
     assert 0 < torch.tensor(raw["energy"]).mean() < 50  # local energies, also of chains that sample the raw one
     drawings = (conditional_figures.draw_epochs, conditional_figures.draw_correlation)
     figures = [draw(tmp_path / "f", True, tmp_path) for draw in drawings]
     assert all(path.stat().st_size > 10_000 for path in figures)
     found = json.loads((tmp_path / "f" / "energy-and-metric.json").read_text())
-    assert found["degenerate Gibbs"]["samples"] == len(laboratory.run(conditional.gibbs())["samples"]["word"])
+    assert found["degenerate Gibbs"]["samples"] == len(experiments.run(conditional.gibbs())["samples"]["word"])
 
 
 def test_reported_energies_and_errors_are_those_of_the_samples(tmp_path):
     """The last epoch's numbers again, from the texts; for raw chains, whose local energies come from elsewhere."""
-    laboratory = ConditionalLaboratory(ConditionalScale(3, 2, 2, 1, (1, 2)), tmp_path)
+    experiments = ConditionalCache(ConditionalScale(3, 2, 2, 1, (1, 2)), tmp_path)
     for kind in ("masked", "encoder_decoder"):
         sampling = conditional.Sampling("raw", (), "validation", kind)
-        run, words = laboratory.run(sampling), laboratory.words("validation")
+        run, words = experiments.run(sampling), experiments.words("validation")
         model, tokenizer, _ = conditional.embedded(kind, "raw")
         lengths = [len(target.split()) for target in words["target"]]
         out = model.generate_from_sources(
@@ -184,19 +184,19 @@ def test_losses_of_a_known_energy_are_exact():
 
 
 @pytest.fixture
-def residual_laboratory(tmp_path, monkeypatch):
+def residual_experiments(tmp_path, monkeypatch):
     """Trains on held-out verses, as above; tables and figures share the folder."""
     tiny = ResidualScale(32, 1, 6, 8, (1, 2))
     monkeypatch.setattr(residual_runs, "load_kjv_verses", lambda folder: held_out_verses())
     monkeypatch.setattr(residual, "QUICK_RESIDUAL", tiny)
     for module in (residual, residual_runs):
         monkeypatch.setattr(module, "MAX_NEW_TOKENS", 10)
-    return ResidualLaboratory(tiny, tmp_path)
+    return ResidualCache(tiny, tmp_path)
 
 
-def test_the_table_and_figures_of_residual_models_run(residual_laboratory, tmp_path):
+def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_path):
     report = Report("residual-1", "title", TABLES["residual-1"].columns, [1, 2])
-    TABLES["residual-1"].fill(residual_laboratory, report)
+    TABLES["residual-1"].fill(residual_experiments, report)
     assert list(report.rows) == list(residual.MODELS)
     for name, runs in report.rows.items():
         assert set(runs) == set(report.columns) - (set() if "joint" in name else {"ESS, %"})
@@ -206,9 +206,9 @@ def test_the_table_and_figures_of_residual_models_run(residual_laboratory, tmp_p
                 assert low <= high and (low < high) == ("joint" in name)
     assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0, 0.0]
     # The harness agrees with the library's own evaluation of the base model.
-    rows = residual_laboratory.rows("test")
+    rows = residual_experiments.rows("test")
     pairs = [[torch.tensor(row[name]) for row in rows] for name in ("prefix_ids", "continuation_ids")]
-    nats = -completion_log_probs(residual_laboratory.base, *pairs, 0).sum() / sum(map(len, pairs[1]))
+    nats = -completion_log_probs(residual_experiments.base, *pairs, 0).sum() / sum(map(len, pairs[1]))
     assert report.rows[residual.BASE]["test lower"][0] == pytest.approx(math.exp(nats), rel=1e-4)
     residual.draw(tmp_path / "figures", True, tmp_path)
     assert (tmp_path / "figures" / "residual-figures-1-2-3.png").stat().st_size > 10_000
@@ -217,11 +217,11 @@ def test_the_table_and_figures_of_residual_models_run(residual_laboratory, tmp_p
     assert set(raw["log probabilities (figure 3)"]) == {"base LM", "joint BIT"}
 
 
-def test_a_deepened_model_starts_as_the_model(residual_laboratory):
-    ids = torch.tensor([residual_laboratory.rows("test")[0]["prefix_ids"]])
-    deep = residual_runs.fresh_model("balm", residual_laboratory.base).eval()
-    assert deep.num_parameters() > 2 * residual_laboratory.base.num_parameters()
-    expected = residual_laboratory.base(input_ids=ids).logits
+def test_a_deepened_model_starts_as_the_model(residual_experiments):
+    ids = torch.tensor([residual_experiments.rows("test")[0]["prefix_ids"]])
+    deep = residual_runs.fresh_model("balm", residual_experiments.base).eval()
+    assert deep.num_parameters() > 2 * residual_experiments.base.num_parameters()
+    expected = residual_experiments.base(input_ids=ids).logits
     torch.testing.assert_close(deep(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -234,13 +234,11 @@ def test_the_figure_shows_jumps_of_the_hard_objective_alone(tmp_path):
 
 
 def test_runs_are_kept_and_told_apart(tmp_path):
-    laboratory = Laboratory(TINY, tmp_path)
-    recipe = Recipe("stress", "cross-entropy", 1, 1e-3)
-    first = laboratory.model(recipe, 1)
+    experiments = ExperimentCache(TINY, tmp_path)
+    run = RunConfig("stress", "cross-entropy", 1, 1e-3)
+    first = experiments.model(run, 1)
     stamp = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
-    again = Laboratory(TINY, tmp_path).model(recipe, 1)
+    again = ExperimentCache(TINY, tmp_path).model(run, 1)
     assert stamp == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     assert all((a == b).all() for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert any(
-        (a != b).any() for a, b in zip(first.parameters(), laboratory.model(recipe, 2).parameters(), strict=True)
-    )
+    assert any((a != b).any() for a, b in zip(first.parameters(), experiments.model(run, 2).parameters(), strict=True))

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, run again: one module a chapter, over `laboratory` (training runs) and `report`."""
+"""Tables and figures of the papers, run again: a module a chapter, over `experiment_cache` (runs) and `report`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.reproduction.laboratory import Decoding, Laboratory, Recipe
+from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report
 
 LEARNING_RATE = 2e-3
@@ -19,31 +19,31 @@ ROWS = {
 }
 
 
-def scheduled(laboratory: Laboratory, task: str, **options) -> Recipe:
+def scheduled(experiments: ExperimentCache, task: str, **options) -> RunConfig:
     """Scheduled sampling from fresh weights."""
-    return Recipe(
-        task, "scheduled-sampling", laboratory.scale.scheduled_epochs, LEARNING_RATE,
+    return RunConfig(
+        task, "scheduled-sampling", experiments.scale.scheduled_epochs, LEARNING_RATE,
         options=tuple(sorted({"decay_strength": DECAY, **options}.items())),
     )  # fmt: skip
 
 
-def _columns(laboratory: Laboratory, recipe: Recipe, label: str, metric: str) -> dict[str, list[float]]:
+def _columns(experiments: ExperimentCache, run: RunConfig, label: str, metric: str) -> dict[str, list[float]]:
     return {
-        f"{label} {split}": laboratory.each_seed(recipe, split, Decoding(), metric) for split in ("validation", "test")
+        f"{label} {split}": experiments.each_seed(run, split, Decoding(), metric) for split in ("validation", "test")
     }
 
 
-def table_3_1(laboratory: Laboratory, report: Report) -> None:
+def table_3_1(experiments: ExperimentCache, report: Report) -> None:
     """Cross entropy against scheduled sampling, hard and soft."""
     labels = {"stress": "stress F1", "g2p": "g2p BLEU"}
     for task, label in labels.items():
-        baseline = Recipe(task, "cross-entropy", laboratory.scale.scheduled_epochs, LEARNING_RATE)
-        report.add("Baseline CE", _columns(laboratory, baseline, label, METRIC[task]))
+        baseline = RunConfig(task, "cross-entropy", experiments.scale.scheduled_epochs, LEARNING_RATE)
+        report.add("Baseline CE", _columns(experiments, baseline, label, METRIC[task]))
         for row, options in ROWS.items():
-            recipe = scheduled(laboratory, task, **options)
-            report.add(row, _columns(laboratory, recipe, label, METRIC[task]))
+            run = scheduled(experiments, task, **options)
+            report.add(row, _columns(experiments, run, label, METRIC[task]))
     report.notes.append(
-        f"Bidirectional LSTM, greedy decoding, {laboratory.scale.scheduled_epochs} epochs for every row, final model, "
+        f"Bidirectional LSTM, greedy decoding, {experiments.scale.scheduled_epochs} epochs for every row, final model, "
         f"inverse sigmoid with k = {DECAY:g}, α = 1 fixed or 1.3^epoch. F1 is the macro average over primary and "
         "secondary stress of vowels."
     )
@@ -57,7 +57,7 @@ def table_3_1(laboratory: Laboratory, report: Report) -> None:
                 report.finding(f"{label}, {kind}: α-soft {soft} above hard", row, hard)
 
 
-def table_3_2(laboratory: Laboratory, report: Report) -> None:
+def table_3_2(experiments: ExperimentCache, report: Report) -> None:
     """Schedules of teacher forcing."""
     settings = {
         "100": {"decay_strength": 100.0},
@@ -66,8 +66,8 @@ def table_3_2(laboratory: Laboratory, report: Report) -> None:
         "always": {"teacher_forcing_schedule": "always"},
     }
     for name, options in settings.items():
-        recipe = scheduled(laboratory, "stress", inputs="soft_argmax", alpha=1.0, alpha_growth=1.3, **options)
-        report.add(f"k = {name}" if name != "always" else name, _columns(laboratory, recipe, "F1", "macro_f1"))
+        run = scheduled(experiments, "stress", inputs="soft_argmax", alpha=1.0, alpha_growth=1.3, **options)
+        report.add(f"k = {name}" if name != "always" else name, _columns(experiments, run, "F1", "macro_f1"))
     report.notes.append("Stress tagging, soft argmax with α = 1.3^epoch; larger k decays later and more gently.")
     report.finding("k = 100 above always", ("k = 100", "F1 test"), ("always", "F1 test"))
     report.finding("k = 10 above k = 1", ("k = 10", "F1 test"), ("k = 1", "F1 test"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.reproduction.chapter_4 import BEAMS, cross_entropy, final_alpha, soft_beam, trained_on
-from benchmarks.reproduction.laboratory import LENGTHS, Decoding, Laboratory, Recipe
+from benchmarks.reproduction.experiment_cache import LENGTHS, Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report
 
 LOG_Z_WEIGHT = 0.5
@@ -13,28 +13,26 @@ TRAINED_ON = "pretrain-beam, trained on"
 METRIC = {"stress": "accuracy", "g2p": "bleu"}
 
 
-def start(laboratory: Laboratory, task: str, self_normalized: bool, bidirectional: bool = True) -> Recipe:
+def start(experiments: ExperimentCache, task: str, self_normalized: bool, bidirectional: bool = True) -> RunConfig:
     """Either warm start."""
-    recipe = cross_entropy(laboratory, task, bidirectional)
-    return replace(recipe, options=(("log_z_weight", LOG_Z_WEIGHT),)) if self_normalized else recipe
+    run = cross_entropy(experiments, task, bidirectional)
+    return replace(run, options=(("log_z_weight", LOG_Z_WEIGHT),)) if self_normalized else run
 
 
-def table_5_1(laboratory: Laboratory, report: Report) -> None:
+def table_5_1(experiments: ExperimentCache, report: Report) -> None:
     """log Z of models trained by cross entropy and self-normalized."""
     for task in ("stress", "g2p"):
         for name, normalized in (("CE", False), ("L2", True)):
-            recipe = start(laboratory, task, normalized)
+            run = start(experiments, task, normalized)
             if not normalized:  # the same training; a weight of 0 reports log Z
-                recipe = Recipe(
-                    **{**recipe.__dict__, "objective": "self-normalized", "options": (("log_z_weight", 0.0),)}
-                )
-            logs = [laboratory.training_logs(recipe, seed) for seed in laboratory.scale.seeds]
+                run = RunConfig(**{**run.__dict__, "objective": "self-normalized", "options": (("log_z_weight", 0.0),)})
+            logs = [experiments.training_logs(run, seed) for seed in experiments.scale.seeds]
             train = [next(log for log in reversed(seed) if "loss" in log) for seed in logs]
             columns = {"train mean": [log["log_z_mean"] for log in train]}
             columns["train var"] = [log["log_z_variance"] for log in train]
             columns["dev mean"] = [seed[-1]["eval_log_z_mean"] for seed in logs]
             columns["dev var"] = [seed[-1]["eval_log_z_variance"] for seed in logs]
-            columns["accuracy/BLEU"] = laboratory.each_seed(recipe, "test", Decoding(BEAMS), METRIC[task])
+            columns["accuracy/BLEU"] = experiments.each_seed(run, "test", Decoding(BEAMS), METRIC[task])
             report.add(f"{task} {name}", columns)
     report.notes.append(
         f"log Z in nats, λ = {LOG_Z_WEIGHT}, bidirectional encoders, beam {BEAMS}; training means are those of the "
@@ -42,25 +40,25 @@ def table_5_1(laboratory: Laboratory, report: Report) -> None:
     )
 
 
-def _normalizations(laboratory: Laboratory, task: str, begin: Recipe) -> dict[str, tuple[Recipe, Decoding]]:
+def _normalizations(experiments: ExperimentCache, task: str, begin: RunConfig) -> dict[str, tuple[RunConfig, Decoding]]:
     """The four rows of tables 5.2 to 5.4; searched models decode softly at their last α, as in the thesis."""
     rows = {"pretrain-greedy": (begin, Decoding()), "pretrain-beam": (begin, Decoding(BEAMS))}
     rows["pretrain-beam, unnormalized scores"] = (begin, Decoding(BEAMS, "global"))
-    rows[TRAINED_ON] = (trained_on(laboratory, begin), Decoding(BEAMS))
+    rows[TRAINED_ON] = (trained_on(experiments, begin), Decoding(BEAMS))
     for normalization in ("local", "global"):
-        recipe = soft_beam(laboratory, begin, normalization=normalization)
-        alpha = final_alpha(laboratory, recipe)
-        rows[f"{normalization}ly normalized"] = (recipe, Decoding(BEAMS, normalization, alpha))
-        rows[f"{normalization}ly normalized, hard beam"] = (recipe, Decoding(BEAMS, normalization))
+        run = soft_beam(experiments, begin, normalization=normalization)
+        alpha = final_alpha(experiments, run)
+        rows[f"{normalization}ly normalized"] = (run, Decoding(BEAMS, normalization, alpha))
+        rows[f"{normalization}ly normalized, hard beam"] = (run, Decoding(BEAMS, normalization))
     return rows
 
 
-def _tagging(laboratory: Laboratory, report: Report, self_normalized: bool) -> None:
+def _tagging(experiments: ExperimentCache, report: Report, self_normalized: bool) -> None:
     for name, bidirectional in (("unidirectional", False), ("bidirectional", True)):
-        begin = start(laboratory, "stress", self_normalized, bidirectional)
-        for row, (recipe, decoding) in _normalizations(laboratory, "stress", begin).items():
+        begin = start(experiments, "stress", self_normalized, bidirectional)
+        for row, (run, decoding) in _normalizations(experiments, "stress", begin).items():
             for metric, label in (("accuracy", ""), ("sequence_accuracy", ", whole words")):
-                runs = laboratory.each_seed(recipe, "test", decoding, metric)
+                runs = experiments.each_seed(run, "test", decoding, metric)
                 report.add(row, {f"{name}{label}": runs})
     report.notes.append(
         f"Stress tagging, test accuracy on vowels and of whole words, fixed attention, zero start, k = {BEAMS}; "
@@ -75,23 +73,23 @@ def _tagging(laboratory: Laboratory, report: Report, self_normalized: bool) -> N
         report.finding(f"{name}: global above local", (best, name), (local, name))
 
 
-def table_5_2(laboratory: Laboratory, report: Report) -> None:
+def table_5_2(experiments: ExperimentCache, report: Report) -> None:
     """Tagging from a cross-entropy start."""
-    _tagging(laboratory, report, self_normalized=False)
+    _tagging(experiments, report, self_normalized=False)
 
 
-def table_5_3(laboratory: Laboratory, report: Report) -> None:
+def table_5_3(experiments: ExperimentCache, report: Report) -> None:
     """Tagging from a self-normalized start."""
-    _tagging(laboratory, report, self_normalized=True)
+    _tagging(experiments, report, self_normalized=True)
 
 
-def table_5_4(laboratory: Laboratory, report: Report) -> None:
+def table_5_4(experiments: ExperimentCache, report: Report) -> None:
     """Transcription from both starts."""
     for name, normalized in (("regular", False), ("self-normalized", True)):
-        rows = _normalizations(laboratory, "g2p", start(laboratory, "g2p", normalized))
-        for row, (recipe, decoding) in rows.items():
+        rows = _normalizations(experiments, "g2p", start(experiments, "g2p", normalized))
+        for row, (run, decoding) in rows.items():
             for metric, label in (("bleu", "BLEU"), ("phoneme_error_rate", "PER"), ("word_accuracy", "words")):
-                report.add(row, {f"{name} {label}": laboratory.each_seed(recipe, "test", decoding, metric)})
+                report.add(row, {f"{name} {label}": experiments.each_seed(run, "test", decoding, metric)})
     report.notes.append(
         f"Grapheme-to-phoneme, test, bidirectional encoder, additive attention, k = {BEAMS}. BLEU and whole words are "
         "better higher, PER (phoneme error rate) lower."
@@ -110,26 +108,26 @@ def table_5_4(laboratory: Laboratory, report: Report) -> None:
     report.finding("unnormalized decoding loses, self-normalized", ("pretrain-beam", normal), (raw, normal))
 
 
-def _self_normalized_rows(laboratory: Laboratory) -> dict[str, tuple[Recipe, Decoding]]:
-    rows = _normalizations(laboratory, "g2p", start(laboratory, "g2p", True))
+def _self_normalized_rows(experiments: ExperimentCache) -> dict[str, tuple[RunConfig, Decoding]]:
+    rows = _normalizations(experiments, "g2p", start(experiments, "g2p", True))
     return {name: rows[name] for name in ("pretrain-beam", TRAINED_ON, "locally normalized", "globally normalized")}
 
 
-def table_5_5(laboratory: Laboratory, report: Report) -> None:
+def table_5_5(experiments: ExperimentCache, report: Report) -> None:
     """n-gram overlap and length."""
-    for row, (recipe, decoding) in _self_normalized_rows(laboratory).items():
+    for row, (run, decoding) in _self_normalized_rows(experiments).items():
         metrics = [*(f"precision_{n}" for n in range(1, 5)), "length_ratio"]
-        report.add(row, {m: laboratory.each_seed(recipe, "validation", decoding, m) for m in metrics})
+        report.add(row, {m: experiments.each_seed(run, "validation", decoding, m) for m in metrics})
     report.notes.append("Grapheme-to-phoneme, dev, self-normalized start; precisions per cent, clipped as in BLEU.")
     for column in ("precision_4", "length_ratio"):
         report.finding(f"{column}: global above local", ("globally normalized", column), ("locally normalized", column))
 
 
-def table_5_6(laboratory: Laboratory, report: Report) -> None:
+def table_5_6(experiments: ExperimentCache, report: Report) -> None:
     """BLEU by the length of the input."""
-    for row, (recipe, decoding) in _self_normalized_rows(laboratory).items():
+    for row, (run, decoding) in _self_normalized_rows(experiments).items():
         columns = {f"{low}-{high - 1} letters": f"bleu {low}-{high - 1}" for low, high in LENGTHS}
-        report.add(row, {c: laboratory.each_seed(recipe, "validation", decoding, m) for c, m in columns.items()})
+        report.add(row, {c: experiments.each_seed(run, "validation", decoding, m) for c, m in columns.items()})
     report.notes.append("Grapheme-to-phoneme, dev BLEU by the number of letters, self-normalized start.")
     for low, high in LENGTHS:
         column = f"{low}-{high - 1} letters"

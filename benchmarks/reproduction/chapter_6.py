@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.reproduction.laboratory import digest
-from benchmarks.reproduction.phonemes import PhonemeRecipe, phoneme_scores
+from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.phonemes import PhonemeRunConfig, phoneme_scores
 from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START, HiddenMarkovModel, Language, palindromes, rows_of
@@ -37,15 +37,15 @@ class EnergyScale:
     max_steps: int = 600
     eval_steps: int = 50
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
-    phonemes: PhonemeRecipe = field(default_factory=PhonemeRecipe)
+    phonemes: PhonemeRunConfig = field(default_factory=PhonemeRunConfig)
 
 
-FEW_PHONEMES = PhonemeRecipe(max_length=2, max_steps=5, hidden_size=8, pseudolikelihood_rows=20)
+FEW_PHONEMES = PhonemeRunConfig(max_length=2, max_steps=5, hidden_size=8, pseudolikelihood_rows=20)
 QUICK_ENERGY = EnergyScale((200,), 500, (50, 100), 20, 10, (1, 2), FEW_PHONEMES)
 
 
 @dataclass(frozen=True)
-class EnergyRecipe:
+class EnergyRunConfig:
     """A training run but for its seed, which draws data and weights."""
 
     language: str  # "palindromes", "hmm low", "hmm high"
@@ -55,7 +55,7 @@ class EnergyRecipe:
 
 
 @dataclass
-class EnergyLaboratory:
+class EnergyCache:
     """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
 
     scale: EnergyScale
@@ -68,27 +68,30 @@ class EnergyLaboratory:
             return palindromes(SYMBOLS, LENGTH)
         return HiddenMarkovModel.draw(seed, name.removeprefix("hmm "), num_symbols=SYMBOLS).language(LENGTH)
 
-    def scores(self, recipe: EnergyRecipe, seed: int) -> dict[str, float]:
+    def scores(self, run: EnergyRunConfig, seed: int) -> dict[str, float]:
         """Expected losses of the trained model: `nll`, `pll` and `mlm`, in nats a sequence."""
-        path = self.folder / f"energy-{digest(recipe, seed, self.scale.max_steps, self.scale.eval_steps)}.json"
+        path = self.folder / f"energy-{digest(run, seed, self.scale.max_steps, self.scale.eval_steps)}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             started = time.perf_counter()
-            model = self._trained(recipe, seed)
-            kept = {**evaluate(model, self.language(recipe.language, seed)), "seconds": time.perf_counter() - started}
-            path.write_text(json.dumps({**kept, **asdict(recipe)}))
+            model = self._trained(run, seed)
+            kept = {
+                **evaluate(model, self.language(run.language, seed)),
+                "seconds": time.perf_counter() - started,
+            }
+            path.write_text(json.dumps({**kept, **asdict(run)}))
         found = json.loads(path.read_text())
         self.used[path.name] = found["seconds"]
         return found
 
-    def _trained(self, recipe: EnergyRecipe, seed: int) -> EnergyModel:
-        rows = rows_of(self.language(recipe.language, seed).sample(recipe.size, 1000 * seed + 1))
-        held_out = max(10, recipe.size // 10)
+    def _trained(self, run: EnergyRunConfig, seed: int) -> EnergyModel:
+        rows = rows_of(self.language(run.language, seed).sample(run.size, 1000 * seed + 1))
+        held_out = max(10, run.size // 10)
         set_seed(seed)
-        teacher = self._teacher(recipe.language, seed) if recipe.objective.startswith("kl") else None
-        work = self.folder / f"energy-{digest(recipe, seed, self.scale.max_steps)}.unfinished"
+        teacher = self._teacher(run.language, seed) if run.objective.startswith("kl") else None
+        work = self.folder / f"energy-{digest(run, seed, self.scale.max_steps)}.unfinished"
         args = EnergyTrainingConfig(
-            str(work), objective=recipe.objective, max_steps=self.scale.max_steps, learning_rate=recipe.learning_rate,
+            str(work), objective=run.objective, max_steps=self.scale.max_steps, learning_rate=run.learning_rate,
             per_device_train_batch_size=100, per_device_eval_batch_size=1000, lr_scheduler_type="cosine", seed=seed,
             eval_strategy="steps", eval_steps=self.scale.eval_steps, save_steps=self.scale.eval_steps,
             save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="loss",
@@ -99,15 +102,15 @@ class EnergyLaboratory:
         )
         trainer.train()
         shutil.rmtree(work)
-        print(f"  {recipe} seed {seed}", flush=True)
+        print(f"  {run} seed {seed}", flush=True)
         return trainer.model
 
     def _teacher(self, language: str, seed: int) -> EnergyModel:
         """A masked model of a large sample, kept whole."""
-        recipe = EnergyRecipe(language, self.scale.teacher_size, "mlm")
-        path = self.folder / f"teacher-{digest(recipe, seed, self.scale.max_steps)}"
+        run = EnergyRunConfig(language, self.scale.teacher_size, "mlm")
+        path = self.folder / f"teacher-{digest(run, seed, self.scale.max_steps)}"
         if not (path / "config.json").exists():
-            self._trained(recipe, seed).save_pretrained(path)
+            self._trained(run, seed).save_pretrained(path)
         return EnergyModel.from_pretrained(path)
 
 
@@ -142,15 +145,15 @@ OBJECTIVES = {"LL": "mle", "PLL": "pll", "MLM": "mlm"}
 COLUMNS = ["true", *(f"NLL {name}" for name in OBJECTIVES), "PLL of PLL", "PLL of MLM", "MLM of PLL", "MLM of MLM"]
 
 
-def table_6_1(laboratory: EnergyLaboratory, report: Report) -> None:
+def table_6_1(experiments: EnergyCache, report: Report) -> None:
     """Negative log-likelihoods of three objectives."""
-    seeds = laboratory.scale.seeds
+    seeds = experiments.scale.seeds
     for mark, language in LANGUAGES.items():
-        for size in laboratory.scale.sizes:
+        for size in experiments.scale.sizes:
             name = f"{mark[0]}-{f'{size // 1000}k' if size >= 1000 else size}{mark[1:]}"
-            report.add(name, {"true": [laboratory.language(language, seed).entropy for seed in seeds]})
+            report.add(name, {"true": [experiments.language(language, seed).entropy for seed in seeds]})
             found = {
-                column: [laboratory.scores(EnergyRecipe(language, size, objective), seed) for seed in seeds]
+                column: [experiments.scores(EnergyRunConfig(language, size, objective), seed) for seed in seeds]
                 for column, objective in OBJECTIVES.items()
             }
             report.add(name, {f"NLL {column}": [run["nll"] for run in runs] for column, runs in found.items()})
@@ -159,44 +162,44 @@ def table_6_1(laboratory: EnergyLaboratory, report: Report) -> None:
                     report.add(name, {f"{metric.upper()} of {column}": [run[metric] for run in found[column]]})
             for better, worse in (("LL", "PLL"), ("PLL", "MLM")):
                 report.finding(f"{name}: {better} below {worse}", (name, f"NLL {worse}"), (name, f"NLL {better}"))
-    _add_phonemes(laboratory, report)
+    _add_phonemes(experiments, report)
     report.notes.append(
         f"Nats a sequence of {LENGTH} symbols out of {SYMBOLS}, exact expectations under the true distribution (the "
         "thesis: a test set). Each seed has its own data, weights and hidden Markov model; the best of every "
-        f"{laboratory.scale.eval_steps} of {laboratory.scale.max_steps} steps on a tenth of the data."
+        f"{experiments.scale.eval_steps} of {experiments.scale.max_steps} steps on a tenth of the data."
     )
 
 
-def _add_phonemes(laboratory: EnergyLaboratory, report: Report) -> None:
+def _add_phonemes(experiments: EnergyCache, report: Report) -> None:
     """The row of pronunciations: one seed, a real test set, and log Z over 39^6 sequences."""
-    recipes = {name: replace(laboratory.scale.phonemes, objective=name.lower()) for name in ("PLL", "MLM")}
-    found = {name: phoneme_scores(laboratory.folder, recipe) for name, recipe in recipes.items()}
-    laboratory.used |= {f"phonemes {name}": scores["seconds"] for name, scores in found.items()}
+    configs = {name: replace(experiments.scale.phonemes, objective=name.lower()) for name in ("PLL", "MLM")}
+    found = {name: phoneme_scores(experiments.folder, run) for name, run in configs.items()}
+    experiments.used |= {f"phonemes {name}": scores["seconds"] for name, scores in found.items()}
     report.add("phoneme", {f"NLL {name}": [scores["nll"]] for name, scores in found.items()})
     for metric in ("pll", "mlm"):
         report.add("phoneme", {f"{metric.upper()} of {name}": [scores[metric]] for name, scores in found.items()})
-    recipe, scores = recipes["PLL"], found["PLL"]
+    run, scores = configs["PLL"], found["PLL"]
     report.notes.append(
-        f"phoneme: pronunciations of up to {recipe.max_length} of 39 phonemes, {scores['test_rows']} test rows (PLL of "
-        f"the first {recipe.pseudolikelihood_rows}), one seed, {recipe.max_steps} steps of {recipe.batch_size} rows, "
-        f"{recipe.hidden_size // 2} states a side. NLL is given the length; log Z is exact, all lengths in "
+        f"phoneme: pronunciations of up to {run.max_length} of 39 phonemes, {scores['test_rows']} test rows (PLL of "
+        f"the first {run.pseudolikelihood_rows}), one seed, {run.max_steps} steps of {run.batch_size} rows, "
+        f"{run.hidden_size // 2} states a side. NLL is given the length; log Z is exact, all lengths in "
         f"{scores['log_z_seconds']:.0f} s. Likelihood isn't trained: log Z would be needed at every step."
     )
 
 
 def draw_projection(results: Path, quick: bool, folder: Path) -> Path:
     """Figure 6.1: negative log-likelihood by size of the data, with and without a masked model to project."""
-    laboratory = EnergyLaboratory(QUICK_ENERGY if quick else EnergyScale(), folder)
-    scale, raw = laboratory.scale, {}
+    experiments = EnergyCache(QUICK_ENERGY if quick else EnergyScale(), folder)
+    scale, raw = experiments.scale, {}
     figure, panels = pyplot_without_display().subplots(1, 2, figsize=(12, 4.5))
     seeds = scale.seeds[:3]
     for axes, language in zip(panels, ("palindromes", "hmm low"), strict=True):
-        raw[language] = {"true": [laboratory.language(language, seed).entropy for seed in seeds]}
-        teacher = EnergyRecipe(language, scale.teacher_size, "mlm")
-        raw[language]["masked model"] = [laboratory.scores(teacher, seed)["nll"] for seed in seeds]
+        raw[language] = {"true": [experiments.language(language, seed).entropy for seed in seeds]}
+        teacher = EnergyRunConfig(language, scale.teacher_size, "mlm")
+        raw[language]["masked model"] = [experiments.scores(teacher, seed)["nll"] for seed in seeds]
         for name, objective in (("KL", "kl"), ("KL and PLL", "kl+pll"), ("PLL alone", "pll"), ("MLM alone", "mlm")):
             raw[language][name] = {
-                size: [laboratory.scores(EnergyRecipe(language, size, objective), seed)["nll"] for seed in seeds]
+                size: [experiments.scores(EnergyRunConfig(language, size, objective), seed)["nll"] for seed in seeds]
                 for size in scale.projection_sizes
             }
             values = torch.tensor(list(raw[language][name].values())) - torch.tensor(raw[language]["true"])

@@ -1,6 +1,6 @@
 """Fine-tunes the embedded causal model for completion of verses, and evaluates its greedy completions.
 
-As in `laboratory`, a run is fixed by its recipe and seed and kept under a digest of them.
+As in `experiment_cache`, a run is fixed by its `RunConfig` and seed and kept under a digest of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, GenerationConfig, Trainer, TrainingArguments
 
-from benchmarks.reproduction.laboratory import digest
+from benchmarks.reproduction.experiment_cache import digest
 from hf_ebm.assets import KJV_CAUSAL_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.kjv import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at
@@ -41,7 +41,7 @@ QUICK_COMPLETION = CompletionScale(400, 40, 4, 60, (1, 2))
 
 
 @dataclass(frozen=True)
-class CompletionRecipe:
+class CompletionRunConfig:
     """Training on from the embedded model, but for the seed; no objective is the embedded model itself."""
 
     objective: str | None = None  # "mgs" or "likelihood"
@@ -51,7 +51,7 @@ class CompletionRecipe:
 
 
 @dataclass
-class CompletionLaboratory:
+class CompletionCache:
     """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
 
     scale: CompletionScale
@@ -73,57 +73,57 @@ class CompletionLaboratory:
             self._rows[split] = list(completion_rows(verses, self.tokenizer, PROMPT_LENGTH))[:count]
         return self._rows[split]
 
-    def model(self, recipe: CompletionRecipe, seed: int):
+    def model(self, run: CompletionRunConfig, seed: int):
         """The trained model, from the folder if it is there."""
-        if recipe.objective is None:
+        if run.objective is None:
             return self.start
-        target = self.folder / digest(recipe, seed, self.scale)
+        target = self.folder / digest(run, seed, self.scale)
         if not (target / "config.json").exists():
-            self._train(recipe, seed, target)
+            self._train(run, seed, target)
         self.used[target.name] = next(log["train_runtime"] for log in self._logs(target) if "train_runtime" in log)
         return AutoModelForCausalLM.from_pretrained(target).eval()
 
-    def training_logs(self, recipe: CompletionRecipe, seed: int) -> list[dict]:
+    def training_logs(self, run: CompletionRunConfig, seed: int) -> list[dict]:
         """What the trainer logged at each step."""
-        self.model(recipe, seed)
-        logs = self._logs(self.folder / digest(recipe, seed, self.scale))
+        self.model(run, seed)
+        logs = self._logs(self.folder / digest(run, seed, self.scale))
         return [log for log in logs if "loss" in log]
 
     @staticmethod
     def _logs(target: Path) -> list[dict]:
         return json.loads((target / "logs.json").read_text())
 
-    def scores(self, recipe: CompletionRecipe, seed: int, split: str) -> dict[str, float]:
+    def scores(self, run: CompletionRunConfig, seed: int, split: str) -> dict[str, float]:
         """Metrics of greedy completions of a split, and the perplexity of its continuations."""
-        path = self.folder / "scores" / f"{digest(recipe, seed, self.scale, split)}.json"
-        model = self.model(recipe, seed)
+        path = self.folder / "scores" / f"{digest(run, seed, self.scale, split)}.json"
+        model = self.model(run, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self._evaluate(model, split)))
         return json.loads(path.read_text())
 
-    def each_seed(self, recipe: CompletionRecipe, split: str, metric: str) -> list[float]:
+    def each_seed(self, run: CompletionRunConfig, split: str, metric: str) -> list[float]:
         """A metric for each seed."""
-        return [self.scores(recipe, seed, split)[metric] for seed in self.scale.seeds]
+        return [self.scores(run, seed, split)[metric] for seed in self.scale.seeds]
 
     def humans(self, split: str) -> dict[str, float]:
         """The same metrics of the verses themselves."""
         return self._describe([row["input_ids"][PROMPT_LENGTH:] for row in self.rows(split)], split)
 
-    def _train(self, recipe: CompletionRecipe, seed: int, target: Path) -> None:
+    def _train(self, run: CompletionRunConfig, seed: int, target: Path) -> None:
         started = time.perf_counter()
         work = self.folder / f"{target.name}.unfinished"
         model, tokenizer = load_embedded_causal()
         shared = dict(
-            output_dir=str(work), seed=seed, max_steps=self.scale.steps, learning_rate=recipe.learning_rate,
+            output_dir=str(work), seed=seed, max_steps=self.scale.steps, learning_rate=run.learning_rate,
             per_device_train_batch_size=16, max_grad_norm=1.0, train_sampling_strategy="group_by_length",
             lr_scheduler_type="constant", logging_steps=1, save_strategy="no", report_to=[], use_cpu=True,
             disable_tqdm=True,
         )  # fmt: skip
         data = {"train_dataset": self.rows("train"), "data_collator": DataCollatorForSeq2Seq(tokenizer)}
-        if recipe.objective == "mgs":
-            cost = self.scorer if recipe.cost == "lm" else recipe.cost
-            trainer = MGSTrainer(model, MGSConfig(**shared, **dict(recipe.options)), cost=cost, **data)
+        if run.objective == "mgs":
+            cost = self.scorer if run.cost == "lm" else run.cost
+            trainer = MGSTrainer(model, MGSConfig(**shared, **dict(run.options)), cost=cost, **data)
         else:
             trainer = Trainer(model, TrainingArguments(**shared), **data)
         trainer.train()
@@ -131,7 +131,7 @@ class CompletionLaboratory:
         (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
         shutil.rmtree(target, ignore_errors=True)
         work.rename(target)
-        print(f"  {recipe} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"  {run} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
 
     @torch.no_grad()
     def _evaluate(self, model, split: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.reproduction.laboratory import digest
+from benchmarks.reproduction.experiment_cache import digest
 from benchmarks.reproduction.report import Report
 from hf_ebm.assets import load_embedded_pronunciation
 from hf_ebm.data.cmudict_tasks import load_g2p
@@ -70,7 +70,7 @@ def embedded(kind: str, energy: str):
 
 
 @dataclass
-class ConditionalLaboratory:
+class ConditionalCache:
     """Makes and keeps runs. Their folder has to be deleted when code or models change: neither is part of a digest."""
 
     scale: ConditionalScale
@@ -176,20 +176,20 @@ def _metrics(texts: list[str], references: list[list[str]]) -> dict[str, float]:
     return {"PER": 100 * scores["phoneme_error_rate"], "words": 100 * scores["word_accuracy"]}
 
 
-def _compare(laboratory, report: Report, row: str, samplings: dict[str, Sampling], names: tuple[str, ...]) -> None:
+def _compare(experiments, report: Report, row: str, samplings: dict[str, Sampling], names: tuple[str, ...]) -> None:
     """One row: each of `names`, a column for each sampler."""
     report.add(
         row,
         {
-            f"{name} {sampler}": laboratory.mean(sampling, name)
+            f"{name} {sampler}": experiments.mean(sampling, name)
             for name in names
             for sampler, sampling in samplings.items()
         },
     )
 
 
-def _notes(laboratory, report: Report) -> None:
-    scale = laboratory.scale
+def _notes(experiments, report: Report) -> None:
+    scale = experiments.scale
     report.notes.append(
         f"Means over the epochs {scale.burn_in + 1} to {scale.num_epochs} of {scale.words} validation words, in "
         f"brackets the deviation over {len(scale.seeds)} chains. Energy: local, nats a word, whatever energy is "
@@ -202,26 +202,26 @@ ENTROPY_NAMES = ("energy", "novel", "PER", "words")
 ENTROPY_COLUMNS = [f"{name} {sampler}" for name in ENTROPY_NAMES for sampler in ("norm", "deg")]
 
 
-def table_6_2(laboratory: ConditionalLaboratory, report: Report) -> None:
+def table_6_2(experiments: ConditionalCache, report: Report) -> None:
     """Temperature of the proposal."""
     for temperature in (2.0, 1.5, 1.0, 0.8, 0.5):
         option = {} if temperature == 1 else {"proposal_temperature": temperature}
         samplings = {"norm": Sampling().having(**option), "deg": gibbs(**option)}
-        _compare(laboratory, report, f"T = {temperature}", samplings, ENTROPY_NAMES)
+        _compare(experiments, report, f"T = {temperature}", samplings, ENTROPY_NAMES)
     _add_degeneration_findings(report, "T = 1.0")
     report.finding("a low temperature improves degenerate Gibbs", ("T = 1.0", "PER deg"), ("T = 0.5", "PER deg"))
-    _notes(laboratory, report)
+    _notes(experiments, report)
 
 
-def table_6_3(laboratory: ConditionalLaboratory, report: Report) -> None:
+def table_6_3(experiments: ConditionalCache, report: Report) -> None:
     """Nucleus of the proposal."""
     for nucleus in (1.0, 0.99, 0.95, 0.9, 0.8):
         option = {} if nucleus == 1 else {"proposal_top_p": nucleus}
         samplings = {"norm": Sampling().having(**option), "deg": gibbs(**option)}
-        _compare(laboratory, report, f"p = {nucleus}", samplings, ENTROPY_NAMES)
+        _compare(experiments, report, f"p = {nucleus}", samplings, ENTROPY_NAMES)
     _add_degeneration_findings(report, "p = 1.0")
     report.finding("a small nucleus improves degenerate Gibbs", ("p = 1.0", "PER deg"), ("p = 0.8", "PER deg"))
-    _notes(laboratory, report)
+    _notes(experiments, report)
 
 
 def _add_degeneration_findings(report: Report, row: str) -> None:
@@ -234,18 +234,18 @@ def _add_degeneration_findings(report: Report, row: str) -> None:
 BLOCK_NAMES = ("energy", "novel", "accept", "PER", "words")
 
 
-def table_6_4(laboratory: ConditionalLaboratory, report: Report) -> None:
+def table_6_4(experiments: ConditionalCache, report: Report) -> None:
     """Blocks, from three positions to one over the epochs."""
     for name, start in {"Deg": gibbs(), "Raw": Sampling("raw"), "Norm": Sampling()}.items():
         for label, sampling in {"single sites": start, "blocks": start.having(**dict(BLOCKS))}.items():
-            report.add(f"{name}, {label}", {column: laboratory.mean(sampling, column) for column in BLOCK_NAMES})
+            report.add(f"{name}, {label}", {column: experiments.mean(sampling, column) for column in BLOCK_NAMES})
     for name in ("Raw", "Norm"):
         report.finding(f"{name}: blocks raise the novel rate", (f"{name}, blocks", "novel"),
                        (f"{name}, single sites", "novel"))  # fmt: skip
         report.finding(f"{name}: blocks lower the energy", (f"{name}, single sites", "energy"),
                        (f"{name}, blocks", "energy"))  # fmt: skip
         report.finding(f"{name}: blocks lower the error", (f"{name}, single sites", "PER"), (f"{name}, blocks", "PER"))
-    _notes(laboratory, report)
+    _notes(experiments, report)
     report.notes.append("Single sites are the table's comparison with the one before; the thesis shows blocks alone.")
 
 
@@ -258,21 +258,21 @@ def annealed(energy: str, decay: float) -> Sampling:
     return Sampling(energy, (*BLOCKS, ("energy_temperature_decay", decay)))
 
 
-def table_6_5(laboratory: ConditionalLaboratory, report: Report) -> None:
+def table_6_5(experiments: ConditionalCache, report: Report) -> None:
     """Strength of annealing: best epoch's energy and error, mean acceptance."""
     for name, energy in (("Norm", "local"), ("Raw", "raw")):
         for decay in DECAYS:
             sampling = annealed(energy, decay)
-            run = {column: torch.tensor(laboratory.run(sampling)[column]) for column in ("energy", "PER", "words")}
+            run = {column: torch.tensor(experiments.run(sampling)[column]) for column in ("energy", "PER", "words")}
             report.add(name, {f"{column} {decay}": run[column].amin(1).tolist() for column in ("energy", "PER")})
             report.add(name, {f"words {decay}": run["words"].amax(1).tolist()})
-            report.add(name, {f"accept {decay}": laboratory.mean(sampling, "accept")})
+            report.add(name, {f"accept {decay}": experiments.mean(sampling, "accept")})
     for name in ("Norm", "Raw"):
         report.finding(f"{name}: stronger annealing lowers the energy", (name, "energy 0.02"), (name, "energy 0.06"))
         report.finding(f"{name}: and accepts less", (name, "accept 0.02"), (name, "accept 0.06"))
         report.finding(f"{name}: weaker annealing has the lower error", (name, "PER 0.06"), (name, "PER 0.02"))
     report.finding("raw accepts more than norm at 0.06", ("Raw", "accept 0.06"), ("Norm", "accept 0.06"))
-    _notes(laboratory, report)
+    _notes(experiments, report)
     report.notes.append("Energy, PER and words are those of each chain's best epoch, as in the thesis: optimistic.")
 
 
@@ -303,7 +303,7 @@ def decoders(decays: tuple[float, float]) -> dict[str, tuple[str, dict]]:
     }  # fmt: skip
 
 
-def table_6_6(laboratory: ConditionalLaboratory, report: Report) -> None:
+def table_6_6(experiments: ConditionalCache, report: Report) -> None:
     """Sampling around the modes, test words, last epoch."""
     decays = 0.02, 0.06  # the thesis' best, and the best of table 6.5, on validation words
     rows = decoders(decays)
@@ -311,13 +311,13 @@ def table_6_6(laboratory: ConditionalLaboratory, report: Report) -> None:
         for row, (energy, options) in rows.items():
             if lengths != "given" and (energy == "raw" or "annealed" in row):
                 continue  # how a length is found is shown for one energy
-            final = laboratory.run(Sampling(energy, tuple(options.items()), "test", kind, lengths))["final"]
+            final = experiments.run(Sampling(energy, tuple(options.items()), "test", kind, lengths))["final"]
             report.add(row, {f"{name}: {label}": final[name] for name in FINAL_NAMES})
         predicted = "mask-predict (10 iterations)"
         for name in list(rows)[3:] if lengths == "given" else ("local energy",):
             column = f"PER: {label}"
             report.finding(f"{label}: {name} below the error of mask-predict", (predicted, column), (name, column))
-    scale = laboratory.scale
+    scale = experiments.scale
     report.notes.append(
         f"The last of {scale.num_epochs} epochs, {scale.test_words} test words, in brackets the deviation over "
         f"{len(scale.seeds)} chains; PER and words in per cent, local energy in nats a word. Blocks of 3 to 1, "

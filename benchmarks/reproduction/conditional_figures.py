@@ -9,7 +9,7 @@ import torch
 from benchmarks.reproduction.conditional import (
     BLOCKS,
     QUICK_CONDITIONAL,
-    ConditionalLaboratory,
+    ConditionalCache,
     ConditionalScale,
     Sampling,
     annealed,
@@ -32,14 +32,14 @@ def draw_epochs(results: Path, quick: bool, folder: Path) -> Path:
         ),
     }
     labels = {"energy": "local energy, nats a word", "PER": "phoneme error rate, %", "accept": "acceptance rate"}
-    laboratory = _laboratory(quick, folder)
+    experiments = _experiments(quick, folder)
     figure, axes = pyplot_without_display().subplots(2, 3, figsize=(15, 8))
     places, raw = iter(axes.flat), {}
     for number, (samplers, names) in panels.items():
         for name in names:
             place = next(places)
             for sampler, sampling in samplers.items():
-                by_chain = torch.tensor(laboratory.run(sampling)[name])
+                by_chain = torch.tensor(experiments.run(sampling)[name])
                 raw.setdefault(number, {}).setdefault(name, {})[sampler] = by_chain.tolist()
                 epochs, mean, deviation = range(1, by_chain.shape[1] + 1), by_chain.mean(0), by_chain.std(0)
                 (line,) = place.plot(epochs, mean, label=sampler)
@@ -47,16 +47,16 @@ def draw_epochs(results: Path, quick: bool, folder: Path) -> Path:
             place.set_xlabel("epoch")
             place.set_ylabel(f"{labels[name]} ({number})")
             place.legend()
-    return save_figure(results, "thesis-figures-6.2-6.3-6.4", figure, {**_scale(laboratory), **raw})
+    return save_figure(results, "thesis-figures-6.2-6.3-6.4", figure, {**_scale(experiments), **raw})
 
 
 def draw_correlation(results: Path, quick: bool, folder: Path) -> Path:
     """Local energy a phoneme against phoneme error, of every different sample that the chains of a sampler visited."""
-    laboratory = _laboratory(quick, folder)
+    experiments = _experiments(quick, folder)
     figure, panels = pyplot_without_display().subplots(1, len(SAMPLERS), figsize=(15, 4.5))
     raw = {}
     for place, (sampler, sampling) in zip(panels, SAMPLERS.items(), strict=True):
-        found = {name: torch.tensor(values) for name, values in laboratory.run(sampling)["samples"].items()}
+        found = {name: torch.tensor(values) for name, values in experiments.run(sampling)["samples"].items()}
         energy, errors = found["energy"] / found["length"], found["edits"] / found["length"]
         plot_energy_metric(energy, errors, sampler, place)
         place.set_xlabel("local energy, nats a phoneme")
@@ -72,13 +72,13 @@ def draw_correlation(results: Path, quick: bool, folder: Path) -> Path:
             "mean rank correlation within a word": sum(within) / max(1, len(within)),
             "words with samples of different error": len(within),
         }
-    return save_figure(results, "energy-and-metric", figure, {**_scale(laboratory), **raw})
+    return save_figure(results, "energy-and-metric", figure, {**_scale(experiments), **raw})
 
 
-def _laboratory(quick: bool, folder: Path) -> ConditionalLaboratory:
-    return ConditionalLaboratory(QUICK_CONDITIONAL if quick else ConditionalScale(), folder)
+def _experiments(quick: bool, folder: Path) -> ConditionalCache:
+    return ConditionalCache(QUICK_CONDITIONAL if quick else ConditionalScale(), folder)
 
 
-def _scale(laboratory: ConditionalLaboratory) -> dict:
-    scale = laboratory.scale
+def _scale(experiments: ConditionalCache) -> dict:
+    scale = experiments.scale
     return {"words": scale.words, "epochs": scale.num_epochs, "chains": scale.seeds}

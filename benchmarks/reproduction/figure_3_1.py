@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.reproduction.laboratory import Laboratory, Recipe, Scale
+from benchmarks.reproduction.experiment_cache import ExperimentCache, RunConfig, Scale
 from benchmarks.reproduction.report import pyplot_without_display, save_figure
 from hf_ebm.objectives.token_losses import cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
@@ -44,9 +44,9 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
 
 def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
-    laboratory = Laboratory(Scale(4_000 if quick else 20_000, 200), folder)
-    task = laboratory.task("stress")
-    model = laboratory.model(Recipe("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
+    experiments = ExperimentCache(Scale(4_000 if quick else 20_000, 200), folder)
+    task = experiments.task("stress")
+    model = experiments.model(RunConfig("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
     rows = [row for row in task.encoded["train"] if len(row["labels"]) == 11][:4]
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
     generator = torch.Generator().manual_seed(1)

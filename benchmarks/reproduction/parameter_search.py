@@ -6,12 +6,17 @@ import statistics
 from pathlib import Path
 
 from benchmarks.reproduction.chapter_4 import cross_entropy
-from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionLaboratory, CompletionRecipe, CompletionScale
-from benchmarks.reproduction.laboratory import Decoding, Laboratory, Recipe
+from benchmarks.reproduction.completion import (
+    QUICK_COMPLETION,
+    CompletionCache,
+    CompletionRunConfig,
+    CompletionScale,
+)
+from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 from hf_ebm.trainers import MinimumRiskConfig
 
-START, TRAINED_ON = CompletionRecipe(), CompletionRecipe("likelihood")
+START, TRAINED_ON = CompletionRunConfig(), CompletionRunConfig("likelihood")
 ALPHAS = (0.1, 1.0, 10.0)
 METRICS = {
     "LM": "lm", "Edit": "edit", "Nonterm": "nonterm", "Repetition": "repetition", "Avg. len": "length",
@@ -19,24 +24,24 @@ METRICS = {
 }  # fmt: skip
 
 
-def mgs_lm(alpha: float = 1.0, **options) -> CompletionRecipe:
+def mgs_lm(alpha: float = 1.0, **options) -> CompletionRunConfig:
     """Cost: minus the log probability under the embedded model."""
-    return CompletionRecipe("mgs", "lm", options=(("alpha", alpha), *sorted(options.items())))
+    return CompletionRunConfig("mgs", "lm", options=(("alpha", alpha), *sorted(options.items())))
 
 
-MGS_EDIT = CompletionRecipe("mgs", "edit_distance", options=(("alpha", 10.0),))
+MGS_EDIT = CompletionRunConfig("mgs", "edit_distance", options=(("alpha", 10.0),))
 MODELS = {"MLE": START, "MLE, trained on": TRAINED_ON, "MGS-LM": mgs_lm(), "MGS-edit": MGS_EDIT}
 PROPOSALS = {"mixture": mgs_lm(), "zero only": mgs_lm(mixture=1.0), "MLE only": mgs_lm(mixture=0.0)}
 
 
-def _completions(laboratory: CompletionLaboratory, report: Report, split: str) -> None:
-    for name, recipe in MODELS.items():
-        report.add(name, {c: laboratory.each_seed(recipe, split, metric) for c, metric in METRICS.items()})
-    human = laboratory.humans(split)
+def _completions(experiments: CompletionCache, report: Report, split: str) -> None:
+    for name, run in MODELS.items():
+        report.add(name, {c: experiments.each_seed(run, split, metric) for c, metric in METRICS.items()})
+    human = experiments.humans(split)
     report.add("Human", {c: [human[metric]] for c, metric in METRICS.items() if metric in human})
     report.notes.append(
-        f"Greedy completions of verses from ten tokens, {split}; nontermination by {laboratory.scale.max_new_tokens} "
-        f'tokens. All start at the embedded model ("MLE") and train for {laboratory.scale.steps} steps of 16 verses; '
+        f"Greedy completions of verses from ten tokens, {split}; nontermination by {experiments.scale.max_new_tokens} "
+        f'tokens. All start at the embedded model ("MLE") and train for {experiments.scale.steps} steps of 16 verses; '
         '"trained on" is maximum likelihood for as many steps. Lower is better, but for the length.'
     )
     for name in ("MGS-LM", "MGS-edit"):
@@ -48,33 +53,33 @@ def _completions(laboratory: CompletionLaboratory, report: Report, split: str) -
     report.finding("Edit: MGS-edit below MGS-LM", ("MGS-LM", "Edit"), ("MGS-edit", "Edit"))
 
 
-def table_1(laboratory: CompletionLaboratory, report: Report) -> None:
+def table_1(experiments: CompletionCache, report: Report) -> None:
     """Completions of the test split."""
-    _completions(laboratory, report, "test")
+    _completions(experiments, report, "test")
 
 
-def table_6(laboratory: CompletionLaboratory, report: Report) -> None:
+def table_6(experiments: CompletionCache, report: Report) -> None:
     """Completions of the validation split."""
-    _completions(laboratory, report, "validation")
+    _completions(experiments, report, "validation")
 
 
-def table_7(laboratory: CompletionLaboratory, report: Report) -> None:
+def table_7(experiments: CompletionCache, report: Report) -> None:
     """Which part of the proposal does what."""
     columns = {"Cost": "lm", "Nonterm": "nonterm", "PPL": "perplexity"}
-    for name, recipe in PROPOSALS.items():
-        report.add(name, {c: laboratory.each_seed(recipe, "validation", m) for c, m in columns.items()})
+    for name, run in PROPOSALS.items():
+        report.add(name, {c: experiments.each_seed(run, "validation", m) for c, m in columns.items()})
     report.notes.append("LM cost, validation: the proposal around both centres, around the present parameters alone "
                         "(π = 1), and around the likelihood step alone (π = 0).")  # fmt: skip
     for name in ("zero only", "MLE only"):
         report.finding(f"Cost: mixture below {name}", (name, "Cost"), ("mixture", "Cost"))
 
 
-def table_figure_4(laboratory: CompletionLaboratory, report: Report) -> None:
+def table_figure_4(experiments: CompletionCache, report: Report) -> None:
     """How sharply candidates are weighted."""
-    seed = laboratory.scale.seeds[0]
+    seed = experiments.scale.seeds[0]
     for alpha in ALPHAS:
         columns = {"Cost": "lm", "Nonterm": "nonterm", "PPL": "perplexity"}
-        found = laboratory.scores(mgs_lm(alpha), seed, "validation")
+        found = experiments.scores(mgs_lm(alpha), seed, "validation")
         report.add(f"α = {alpha:g}", {column: [found[metric]] for column, metric in columns.items()})
     report.seeds = [seed]
     report.notes.append("LM cost, validation, by α; one seed, so differences between rows say little.")
@@ -90,21 +95,21 @@ TRANSCRIPTION = {
 }
 
 
-def table_4(laboratory: Laboratory, report: Report) -> None:
+def table_4(experiments: ExperimentCache, report: Report) -> None:
     """Transcription: MGS, minimum risk and policy gradient from a trained model."""
-    start = cross_entropy(laboratory, "g2p")
-    models: dict[str, Recipe] = {"MLE": start}
+    start = cross_entropy(experiments, "g2p")
+    models: dict[str, RunConfig] = {"MLE": start}
     models["MLE, trained on"] = start.then(
         start.objective, TRANSCRIPTION_EPOCHS, TRANSCRIPTION_RATE, **dict(start.options)
     )
     for name, (objective, options) in TRANSCRIPTION.items():
         models[name] = start.then(objective, TRANSCRIPTION_EPOCHS, TRANSCRIPTION_RATE, **options)
     metrics = {"SBLEU": "sentence_bleu", "MET.": "meteor_without_synonyms", "PER": "phoneme_error_rate"}
-    for name, recipe in models.items():
+    for name, run in models.items():
         for split in ("validation", "test"):
-            report.add(name, {f"BLEU {split}": laboratory.each_seed(recipe, split, Decoding(5), "bleu")})
+            report.add(name, {f"BLEU {split}": experiments.each_seed(run, split, Decoding(5), "bleu")})
             for column, metric in metrics.items():
-                report.add(name, {f"{column} {split}": laboratory.each_seed(recipe, split, Decoding(), metric)})
+                report.add(name, {f"{column} {split}": experiments.each_seed(run, split, Decoding(), metric)})
     report.notes.append(
         "Grapheme-to-phoneme; BLEU with beam search of width 5, the others greedily, as they were trained. PER (phoneme"
         " error rate) lower, the others higher is better. All but MLE train for "
@@ -119,11 +124,11 @@ def table_4(laboratory: Laboratory, report: Report) -> None:
 
 def draw_training(results: Path, quick: bool, folder: Path) -> Path:
     """Figures 1, 2 and 3: cost by proposal, spread of the weights, and weight of the likelihood candidates."""
-    laboratory = CompletionLaboratory(QUICK_COMPLETION if quick else CompletionScale(), folder)
-    seeds = laboratory.scale.seeds
-    window = max(1, laboratory.scale.steps // 12)
+    experiments = CompletionCache(QUICK_COMPLETION if quick else CompletionScale(), folder)
+    seeds = experiments.scale.seeds
+    window = max(1, experiments.scale.steps // 12)
     curves = {
-        "C(θ), nats (figure 1)": {name: (recipe, "cost") for name, recipe in PROPOSALS.items()},
+        "C(θ), nats (figure 1)": {name: (run, "cost") for name, run in PROPOSALS.items()},
         "standard deviation of weights (figure 2)": {f"α = {a:g}": (mgs_lm(a), "weight_std") for a in ALPHAS},
         "weight of likelihood candidates (figure 3)": {f"α = {a:g}": (mgs_lm(a), "likelihood_weight") for a in ALPHAS},
     }
@@ -131,9 +136,9 @@ def draw_training(results: Path, quick: bool, folder: Path) -> Path:
     raw: dict[str, dict] = {}
     for axes, (title, lines) in zip(panels, curves.items(), strict=True):
         raw[title] = {}
-        for name, (recipe, key) in lines.items():
+        for name, (run, key) in lines.items():
             chosen = seeds if "figure 1" in title else seeds[:1]  # α is swept with one seed
-            runs = [[log[key] for log in laboratory.training_logs(recipe, seed)] for seed in chosen]
+            runs = [[log[key] for log in experiments.training_logs(run, seed)] for seed in chosen]
             raw[title][name] = runs
             means = [statistics.fmean(step) for step in zip(*runs, strict=True)]
             smooth = [statistics.fmean(means[max(0, i - window + 1) : i + 1]) for i in range(len(means))]

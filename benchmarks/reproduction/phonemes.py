@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.reproduction.laboratory import digest
+from benchmarks.reproduction.experiment_cache import digest
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.cmudict_tasks import load_phonemes
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START
@@ -27,7 +27,7 @@ from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 
 
 @dataclass(frozen=True)
-class PhonemeRecipe:
+class PhonemeRunConfig:
     """A training run on phonemes, alike for every objective but the objective."""
 
     objective: str = "pll"
@@ -40,50 +40,50 @@ class PhonemeRecipe:
     seed: int = 1
 
 
-def phoneme_scores(folder: Path, recipe: PhonemeRecipe) -> dict[str, float]:
+def phoneme_scores(folder: Path, run: PhonemeRunConfig) -> dict[str, float]:
     """Nats a test sequence: `nll` given its length, `pll` of the first rows, `mlm`; and log Z by length."""
-    path = folder / f"phonemes-{digest(recipe)}.json"
+    path = folder / f"phonemes-{digest(run)}.json"
     if path.exists():
         return json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    splits = load_phonemes(recipe.max_length)
+    splits = load_phonemes(run.max_length)
     symbols = sorted({symbol for text in splits["train"]["phonemes"] for symbol in text.split()})
     id_of = {symbol: FIRST_SYMBOL + index for index, symbol in enumerate(symbols)}
     rows = {
         split: [{"input_ids": [START, *(id_of[symbol] for symbol in text.split()), END]} for text in part["phonemes"]]
         for split, part in splits.items()
     }
-    set_seed(recipe.seed)
-    trainer = _trainer(folder, recipe, len(symbols), rows["train"])
+    set_seed(run.seed)
+    trainer = _trainer(folder, run, len(symbols), rows["train"])
     trainer.train()
-    found = {"trained": time.perf_counter() - started, **_evaluate(trainer, rows["test"], recipe, len(symbols))}
+    found = {"trained": time.perf_counter() - started, **_evaluate(trainer, rows["test"], run, len(symbols))}
     shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
-    found |= {"seconds": time.perf_counter() - started, **asdict(recipe)}
+    found |= {"seconds": time.perf_counter() - started, **asdict(run)}
     path.write_text(json.dumps(found))
-    print(f"  {recipe}: {found['seconds']:.0f} s", flush=True)
+    print(f"  {run}: {found['seconds']:.0f} s", flush=True)
     return found
 
 
-def _trainer(folder: Path, recipe: PhonemeRecipe, symbols: int, rows: list[dict]) -> EnergyTrainer:
+def _trainer(folder: Path, run: PhonemeRunConfig, symbols: int, rows: list[dict]) -> EnergyTrainer:
     mlm = BiLSTMForMaskedLM(
-        BiLSTMMaskedLMConfig(vocab_size=FIRST_SYMBOL + symbols, embedding_dim=32, hidden_size=recipe.hidden_size)
+        BiLSTMMaskedLMConfig(vocab_size=FIRST_SYMBOL + symbols, embedding_dim=32, hidden_size=run.hidden_size)
     )
     model = EnergyModel(
         mlm, energy="raw", mask_token_id=MASK, pad_token_id=PAD, special_token_ids=[PAD, START, END],
         excluded_token_ids=[], prefix_token_ids=[START], suffix_token_ids=[END],
     )  # fmt: skip
     args = EnergyTrainingConfig(
-        str(folder / f"phonemes-{digest(recipe)}.unfinished"), objective=recipe.objective, max_steps=recipe.max_steps,
-        learning_rate=recipe.learning_rate, lr_scheduler_type="cosine", seed=recipe.seed, save_strategy="no",
-        per_device_train_batch_size=recipe.batch_size, per_device_eval_batch_size=64, report_to=[], use_cpu=True,
-        disable_tqdm=True, logging_steps=recipe.max_steps,
+        str(folder / f"phonemes-{digest(run)}.unfinished"), objective=run.objective, max_steps=run.max_steps,
+        learning_rate=run.learning_rate, lr_scheduler_type="cosine", seed=run.seed, save_strategy="no",
+        per_device_train_batch_size=run.batch_size, per_device_eval_batch_size=64, report_to=[], use_cpu=True,
+        disable_tqdm=True, logging_steps=run.max_steps,
     )  # fmt: skip
     return EnergyTrainer(model, args, train_dataset=rows)
 
 
 @torch.no_grad()
-def _evaluate(trainer: EnergyTrainer, rows: list[dict], recipe: PhonemeRecipe, symbols: int) -> dict:
+def _evaluate(trainer: EnergyTrainer, rows: list[dict], run: PhonemeRunConfig, symbols: int) -> dict:
     model = trainer.model.eval()
     tokens = torch.arange(FIRST_SYMBOL, FIRST_SYMBOL + symbols)
     lengths = sorted({len(row["input_ids"]) - 2 for row in rows})
@@ -99,7 +99,7 @@ def _evaluate(trainer: EnergyTrainer, rows: list[dict], recipe: PhonemeRecipe, s
         mlm += float(model(ids, mask).energy.double().sum())
         model.config.energy = "raw"
     trainer.args.objective = "pll"
-    pll = trainer.evaluate(rows[: recipe.pseudolikelihood_rows])["eval_loss"]
+    pll = trainer.evaluate(rows[: run.pseudolikelihood_rows])["eval_loss"]
     return {
         "nll": nll / len(rows), "mlm": mlm / len(rows), "pll": pll, "log_z": log_z, "log_z_seconds": seconds,
         "test_rows": len(rows),

@@ -1,7 +1,7 @@
 """Trains residual models and their baselines on continuations of verses, and keeps what is sampled and computed.
 
-As in `laboratory`, a run is fixed by its recipe and seed and kept under a digest of them. All models are evaluated on
-the same samples of the embedded language model.
+As in `experiment_cache`, a run is fixed by its `RunConfig` and seed and kept under a digest of them. All models are
+evaluated on the same samples of the embedded language model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import (
     set_seed,
 )
 
-from benchmarks.reproduction.laboratory import digest
+from benchmarks.reproduction.experiment_cache import digest
 from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.data.kjv import load_kjv_verses
@@ -56,7 +56,7 @@ QUICK_RESIDUAL = ResidualScale(200, 1, 12, 16, (1, 2))
 
 
 @dataclass(frozen=True)
-class ResidualRecipe:
+class ResidualRunConfig:
     """A model trained from the embedded ones, but for the seed; `kind` "base" is the embedded model itself."""
 
     kind: str  # base, trained_on, ralm, balm, unit, bit
@@ -70,7 +70,7 @@ class ResidualRecipe:
 
 
 @dataclass
-class ResidualLaboratory:
+class ResidualCache:
     """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
 
     scale: ResidualScale
@@ -108,29 +108,29 @@ class ResidualLaboratory:
         end = self.tokenizer.sep_token_id
         return split_continuations(verses, self.tokenizer, [end], PREFIX_TOKENS, MAX_NEW_TOKENS)
 
-    def model(self, recipe: ResidualRecipe, seed: int) -> PreTrainedModel:
+    def model(self, run: ResidualRunConfig, seed: int) -> PreTrainedModel:
         """The trained model, from the folder if it is there."""
-        if recipe.kind == "base":
+        if run.kind == "base":
             return self.base
         # How much is held out changes no model.
-        target = self.folder / digest(recipe, seed, self.scale.max_train, self.scale.negatives)
+        target = self.folder / digest(run, seed, self.scale.max_train, self.scale.negatives)
         if not (target / "config.json").exists():
-            self._train(recipe, seed, target)
+            self._train(run, seed, target)
         logs = json.loads((target / "logs.json").read_text())
         self.used[target.name] = next(log["train_runtime"] for log in logs if "train_runtime" in log)
         classes = {"unit": ResidualEnergyModel, "bit": ResidualEnergyModel, "ralm": ProductLM}
-        return classes.get(recipe.kind, AutoModelForCausalLM).from_pretrained(target).eval()
+        return classes.get(run.kind, AutoModelForCausalLM).from_pretrained(target).eval()
 
-    def _train(self, recipe: ResidualRecipe, seed: int, target: Path) -> None:
+    def _train(self, run: ResidualRunConfig, seed: int, target: Path) -> None:
         started, work = time.perf_counter(), self.folder / f"{target.name}.unfinished"
         set_seed(seed)
-        model = fresh_model(recipe.kind, self.base)
+        model = fresh_model(run.kind, self.base)
         shared = dict(
-            output_dir=str(work), seed=seed, num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate,
+            output_dir=str(work), seed=seed, num_train_epochs=run.epochs, learning_rate=run.learning_rate,
             per_device_train_batch_size=32, warmup_steps=100, lr_scheduler_type="cosine", weight_decay=0.01,
             logging_steps=25, save_strategy="no", report_to=[], use_cpu=True, bf16=True, disable_tqdm=True,
         )  # fmt: skip
-        if recipe.has_energy:
+        if run.has_energy:
             args = ResidualNCEConfig(**shared, max_new_tokens=MAX_NEW_TOKENS, max_grad_norm=1.0)
             trainer = ResidualNCETrainer(model, args, train_dataset=self.rows("train"))
         else:
@@ -141,7 +141,7 @@ class ResidualLaboratory:
         (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
         shutil.rmtree(target, ignore_errors=True)
         work.rename(target)
-        print(f"  {recipe} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+        print(f"  {run} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
 
     def _collate(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """A causal batch whose targets are the continuations."""
@@ -163,7 +163,7 @@ class ResidualLaboratory:
         rows = [ids[:length].long() for ids, length in zip(kept["ids"], kept["lengths"].tolist(), strict=True)]
         return [rows[at : at + count] for at in range(0, len(rows), count)]
 
-    def log_probs(self, recipe: ResidualRecipe, seed: int, split: str) -> torch.Tensor:
+    def log_probs(self, run: ResidualRunConfig, seed: int, split: str) -> torch.Tensor:
         """(N, T) log probability of each token of the continuations under a language model; see `lm_log_probs`."""
 
         def compute() -> torch.Tensor:
@@ -171,16 +171,16 @@ class ResidualLaboratory:
             prefixes, after = (
                 [torch.tensor(row[f"{name}_ids"]) for row in rows] for name in ("prefix", "continuation")
             )
-            model = self.model(recipe, seed)
+            model = self.model(run, seed)
             return lm_log_probs(model, prefixes, after, self.tokenizer.pad_token_id, 50)
 
-        return self.kept("log_probs", (recipe, seed, split), compute)
+        return self.kept("log_probs", (run, seed, split), compute)
 
-    def energies(self, recipe: ResidualRecipe, seed: int, split: str) -> dict[str, torch.Tensor]:
+    def energies(self, run: ResidualRunConfig, seed: int, split: str) -> dict[str, torch.Tensor]:
         """Energies of the continuations, `real` (N,), and of the samples, `sampled` (N, n)."""
 
         def compute() -> dict[str, torch.Tensor]:
-            model, real, sampled = self.model(recipe, seed), [], []
+            model, real, sampled = self.model(run, seed), [], []
             for row, drawn in zip(self.rows(split), self.samples(split), strict=True):
                 own = [torch.tensor(row["continuation_ids"]), *drawn]
                 found = candidate_energies(model, torch.tensor(row["prefix_ids"]), own, ROWS_AT_ONCE)
@@ -188,10 +188,10 @@ class ResidualLaboratory:
                 sampled.append(found[1:])
             return {"real": torch.stack(real), "sampled": torch.stack(sampled)}
 
-        return self.kept("energies", (recipe, seed, split), compute)
+        return self.kept("energies", (run, seed, split), compute)
 
     def kept(self, name: str, key: tuple, compute):
-        """What `compute` gives, from the folder if it is there; the first part of `key` is a recipe, then its seed."""
+        """What `compute` gives, from the folder if it is there; the first part of `key` is a run, then its seed."""
         path = self.folder / f"{name}-{digest(*key, self.scale)}.pt"
         if not path.exists():
             found = compute()

@@ -88,10 +88,10 @@ def run(argv: list[str]) -> None:
     check_batch_fits("num_negatives, texts_at_once", together, lm)
     records = RunRecords(output, ("row",), numbers)
     if state.is_main_process:
-        settings = {**asdict(arguments), **asdict(sampling), **asdict(data), **asdict(which)}
-        recipe = {name: value for name, value in settings.items() if name not in _CHANGE_NOTHING}
+        given = {**asdict(arguments), **asdict(sampling), **asdict(data), **asdict(which)}
+        settings = {name: value for name, value in given.items() if name not in _CHANGE_NOTHING}
         checksums = model_fingerprints(lm, tokenizer)
-        records.open({"command": "negatives", **recipe, "inputs": texts.digest(), "checksums": checksums})
+        records.open({"command": "negatives", **settings, "inputs": texts.digest(), "checksums": checksums})
     state.wait_for_everyone()
     known = {record["row"] for record in records.read()}
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing

@@ -23,7 +23,7 @@ from hf_ebm.sampling.sampler import kept_samples
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
-# Names of places, which the checksums in a recipe make needless to compare.
+# Names of places, which the checksums in a run config make needless to compare.
 _NOTED_ALONE = ("model", "revision")
 _LONGEST = 40  # characters of a setting that an error shows
 
@@ -52,17 +52,17 @@ class RunRecords:
         self.printed: list[dict] | None = [] if output.path == "-" else None
         self.path = Path(output.path)
         self.lines = self._beside(".partial.jsonl") if output.is_parquet else self.path
-        self.recipe_file, self.states = self._beside(".run.json"), self._beside(".state")
+        self.config_file, self.states = self._beside(".run.json"), self._beside(".state")
         self._known: set[tuple[int, ...]] = set()
         self._known_up_to = 0
         self._goes_on = FileLock(self._beside(".run.lock"), timeout=0)
         self._turn = FileLock(self._beside(".lock"))
 
-    def open(self, recipe: dict[str, Any]) -> None:
+    def open(self, run_config: dict[str, Any]) -> None:
         """Starts the output, or checks that it is this run's and cuts off a record that a kill left half-written.
 
         Args:
-            recipe: what the run is of: values by name, a dictionary of more under `settings`, checksums under
+            run_config: what the run is of: values by name, a dictionary of more under `settings`, checksums under
                 `checksums`.
 
         Raises:
@@ -74,20 +74,20 @@ class RunRecords:
         with suppress(Timeout):  # another process holds it
             self._goes_on.acquire()
         try:
-            self._begin(json.loads(to_json(recipe)))
+            self._begin(json.loads(to_json(run_config)))
         except BaseException:
             self._release()
             raise
 
-    def _begin(self, recipe: dict) -> None:
-        there = self.recipe_file.exists()
+    def _begin(self, run_config: dict) -> None:
+        there = self.config_file.exists()
         if there and not self._kept_nothing():
-            self._check_recipe(recipe)
+            self._check_config(run_config)
         elif not there and (self.path.exists() or self.lines.exists()):
             raise ValueError(f"output: {self.path} exists and is not a run of this command; nothing is overwritten")
         else:
-            with put_in_place(self.recipe_file) as file:
-                file.write_text(json.dumps(recipe, indent=2, ensure_ascii=False), encoding="utf-8")
+            with put_in_place(self.config_file) as file:
+                file.write_text(json.dumps(run_config, indent=2, ensure_ascii=False), encoding="utf-8")
         if not self._is_converted():
             with self._turn, open(self.lines, "a+b") as file:
                 file.seek(0)
@@ -110,19 +110,19 @@ class RunRecords:
         kept = self._is_converted() or (self.lines.exists() and self.lines.stat().st_size) or self.states.exists()
         return not kept and self._goes_on.is_locked  # by this process, so by no other
 
-    def _check_recipe(self, recipe: dict) -> None:
+    def _check_config(self, run_config: dict) -> None:
         mine = [self._beside(ending) for ending in ("", ".run.json", ".partial.jsonl", ".state")]
         advice = f"choose another output, or remove {', '.join(str(path) for path in mine if path.exists())}"
         try:
-            there = json.loads(self.recipe_file.read_text(encoding="utf-8"))
+            there = json.loads(self.config_file.read_text(encoding="utf-8"))
         except ValueError:
             there = None
         if not isinstance(there, dict) or "checksums" not in there:
             raise ValueError(
-                f"output: {self.path} may be of another model, as {self.recipe_file.name} has no checksums (earlier "
+                f"output: {self.path} may be of another model, as {self.config_file.name} has no checksums (earlier "
                 f"versions wrote none), so the run cannot go on; {advice}"
             )
-        differing = _differences(there, recipe)
+        differing = _differences(there, run_config)
         if differing:
             raise ValueError(f"output: {self.path} holds a run with other {', '.join(differing)}; {advice}")
 
@@ -258,7 +258,7 @@ class ChainRecords(RunRecords):
 
 
 def _differences(there: dict, here: dict) -> list[str]:
-    """What differs between two recipes, with the values where they are short."""
+    """What differs between two run configs, with the values where they are short."""
     found: list[str] = []
     for name in dict.fromkeys([*here, *there]):
         one, other = there.get(name), here.get(name)

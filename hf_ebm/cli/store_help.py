@@ -16,7 +16,7 @@ from hf_ebm.cli.train import descriptions
 def stored_help() -> dict[str, Any]:
     """What `help.json` is to hold."""
     modules = {name: import_module(f"hf_ebm.cli.{name}") for name in COMMANDS if name != "train"}
-    parsers = {name: OptionParser(module.options(), name, module.__doc__) for name, module in modules.items()}
+    parsers = {name: OptionParser(module.options(), name, str(module.__doc__)) for name, module in modules.items()}
     return {name: _stored(parser) for name, parser in parsers.items()} | {"train": descriptions()}
 
 

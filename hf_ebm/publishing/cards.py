@@ -79,7 +79,7 @@ class Sampling:
 
     @classmethod
     def measured(cls, output: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-        """The recipe and diagnostics of chains that were run with `EnergyModel.generate`.
+        """The settings and diagnostics of chains that were run with `EnergyModel.generate`.
 
         R-hat and effective sample size are the worst over prompts. `None` where no prompt has two chains or more, of
         one length, with four kept samples or more and energies that differ.

@@ -91,8 +91,8 @@ def _rows(path: str, config: ResidualNCEConfig) -> list[dict]:
 
 def _warn_of_other_noise(path: str, model: ResidualEnergyModel) -> None:
     """Negatives are to be of the language model that the energy corrects."""
-    recipe = Path(f"{path}.run.json")
-    made = json.loads(recipe.read_text(encoding="utf-8")) if recipe.exists() else {}
+    noted_in = Path(f"{path}.run.json")
+    made = json.loads(noted_in.read_text(encoding="utf-8")) if noted_in.exists() else {}
     warps = {name: made[name] for name in ("temperature", "top_k", "top_p") if made.get(name) not in (None, 1.0)}
     if warps:
         logger.warning(f"{path} was sampled with {warps}: its negatives are not of the language model that E corrects")

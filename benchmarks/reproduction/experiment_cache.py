@@ -1,7 +1,7 @@
 """Trains and evaluates sequence-to-sequence models for the tables, each run once.
 
-A run is fixed by its recipe and seed; its model and scores are kept in a working folder under a digest of them, so that
-tables share what they have in common, and an interrupted table goes on where it was.
+A run is fixed by its `RunConfig` and seed; its model and scores are kept in a working folder under a digest of them,
+so that tables share what they have in common, and an interrupted table goes on where it was.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HIDDEN = {"stress": 96, "g2p": 128}
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RunConfig:
     """A training run but for its seed. `options` go to the trainer's configuration."""
 
     task: str
@@ -59,9 +59,9 @@ class Recipe:
     bidirectional: bool = True
     options: tuple[tuple[str, object], ...] = ()
     default_label_weight: float = 1.0
-    start: Recipe | None = None
+    start: RunConfig | None = None
 
-    def then(self, objective: str, epochs: int, learning_rate: float, **options) -> Recipe:
+    def then(self, objective: str, epochs: int, learning_rate: float, **options) -> RunConfig:
         """The same model trained on from here under another objective."""
         return replace(
             self, objective=objective, epochs=epochs, learning_rate=learning_rate,
@@ -79,7 +79,7 @@ class Decoding:
 
 
 @dataclass
-class Laboratory:
+class ExperimentCache:
     """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
 
     scale: Scale
@@ -87,34 +87,34 @@ class Laboratory:
     used: dict[str, float] = field(default_factory=dict)  # seconds that each model in use took to train
     _data: dict = field(default_factory=dict)
 
-    def model(self, recipe: Recipe, seed: int) -> PreTrainedModel:
+    def model(self, run: RunConfig, seed: int) -> PreTrainedModel:
         """The trained model, from the folder if it is there."""
-        target = self.folder / digest(recipe, seed, self.scale)
+        target = self.folder / digest(run, seed, self.scale)
         if not (target / "config.json").exists():
-            self._train(recipe, seed, target)
+            self._train(run, seed, target)
         self.used[target.name] = next(
             log["train_runtime"] for log in json.loads((target / "logs.json").read_text()) if "train_runtime" in log
         )
         return AutoModelForSeq2SeqLM.from_pretrained(target).eval()
 
-    def training_logs(self, recipe: Recipe, seed: int) -> list[dict]:
+    def training_logs(self, run: RunConfig, seed: int) -> list[dict]:
         """What the trainer logged, the final evaluation last."""
-        self.model(recipe, seed)
-        return json.loads((self.folder / digest(recipe, seed, self.scale) / "logs.json").read_text())
+        self.model(run, seed)
+        return json.loads((self.folder / digest(run, seed, self.scale) / "logs.json").read_text())
 
-    def scores(self, recipe: Recipe, seed: int, split: str, decoding: Decoding) -> dict:
+    def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
-        key = digest(recipe, seed, self.scale, split, asdict(decoding))
+        key = digest(run, seed, self.scale, split, asdict(decoding))
         path = self.folder / "scores" / f"{key}.json"
-        model = self.model(recipe, seed)
+        model = self.model(run, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._evaluate(model, recipe.task, split, decoding)))
+            path.write_text(json.dumps(self._evaluate(model, run.task, split, decoding)))
         return json.loads(path.read_text())
 
-    def each_seed(self, recipe: Recipe, split: str, decoding: Decoding, metric: str) -> list[float]:
+    def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
         """A metric for each seed."""
-        return [self.scores(recipe, seed, split, decoding)[metric] for seed in self.scale.seeds]
+        return [self.scores(run, seed, split, decoding)[metric] for seed in self.scale.seeds]
 
     def task(self, name: str) -> Task:
         """A task's data, loaded once."""
@@ -122,22 +122,22 @@ class Laboratory:
             self._data[name] = Task(name, self.scale)
         return self._data[name]
 
-    def _train(self, recipe: Recipe, seed: int, target: Path) -> None:
-        started, task = time.perf_counter(), self.task(recipe.task)
+    def _train(self, run: RunConfig, seed: int, target: Path) -> None:
+        started, task = time.perf_counter(), self.task(run.task)
         set_seed(seed)
-        model = self.model(recipe.start, seed) if recipe.start else task.fresh_model(recipe.bidirectional)
-        config_class, trainer_class, _ = OBJECTIVES[recipe.objective]
+        model = self.model(run.start, seed) if run.start else task.fresh_model(run.bidirectional)
+        config_class, trainer_class, _ = OBJECTIVES[run.objective]
         work = self.folder / f"{target.name}.unfinished"
         config = config_class(
-            output_dir=str(work), seed=seed, num_train_epochs=recipe.epochs, learning_rate=recipe.learning_rate,
+            output_dir=str(work), seed=seed, num_train_epochs=run.epochs, learning_rate=run.learning_rate,
             per_device_train_batch_size=BATCH, per_device_eval_batch_size=256, max_grad_norm=1.0,
             train_sampling_strategy="group_by_length", lr_scheduler_type="linear", logging_strategy="epoch",
             save_strategy="no", eval_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
-            **dict(recipe.options),
+            **dict(run.options),
         )  # fmt: skip
         extra = {}
-        if recipe.default_label_weight != 1:
-            extra["cost"] = HammingCost(task.label_weights(recipe.default_label_weight))
+        if run.default_label_weight != 1:
+            extra["cost"] = HammingCost(task.label_weights(run.default_label_weight))
         trainer = trainer_class(
             model, config, train_dataset=task.encoded["train"], eval_dataset=task.encoded["validation"],
             data_collator=DataCollatorForSeq2Seq(task.tokenizer), processing_class=task.tokenizer, **extra,
@@ -148,7 +148,7 @@ class Laboratory:
         (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
         shutil.rmtree(target, ignore_errors=True)
         work.rename(target)
-        print(f"  {recipe.task} {recipe.objective} {dict(recipe.options)} seed {seed}: "
+        print(f"  {run.task} {run.objective} {dict(run.options)} seed {seed}: "
               f"{time.perf_counter() - started:.0f} s", flush=True)  # fmt: skip
 
     @torch.no_grad()
