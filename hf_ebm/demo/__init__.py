@@ -18,6 +18,7 @@ from hf_ebm.demo.components import Runs
 from hf_ebm.demo.sampling import sampling_tab
 from hf_ebm.demo.scoring import score_tab
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.encoding import check_same_mask
 
 __all__ = ["build_demo"]
 
@@ -50,10 +51,7 @@ def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blo
             "model: mask_token_id and special_token_ids are not set; load it with its tokenizer beside it, or pass "
             "processing_class= to from_pretrained"
         )
-    if tokenizer.mask_token_id != model.config.mask_token_id:
-        raise ValueError(
-            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
-        )
+    check_same_mask(tokenizer, model.config.mask_token_id)
     model.eval()
     runs = Runs()
     with gr.Blocks(title="hf_ebm", analytics_enabled=False) as page:

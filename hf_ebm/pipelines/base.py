@@ -14,6 +14,7 @@ from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, Pipelin
 from hf_ebm.checks import check_choice, shown
 from hf_ebm.models.adapters import saved_type, unwrapped
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.encoding import check_same_mask
 from hf_ebm.models.energy.token_roles import token_roles
 from hf_ebm.plain_values import as_whole, whole
 from hf_ebm.texts import UNKNOWN_TOKENS, report_unknown
@@ -277,7 +278,4 @@ def _give_roles(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> None:
             raise ValueError(f"tokenizer: none lies beside the weights in {model.name_or_path!r}; pass tokenizer=")
         for field, value in token_roles(tokenizer, model.vocab_size).items():
             setattr(model.config, field, value)
-    if tokenizer.mask_token_id != model.config.mask_token_id:
-        raise ValueError(
-            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
-        )
+    check_same_mask(tokenizer, model.config.mask_token_id)

@@ -18,7 +18,7 @@ from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.energy.encoding import (
     as_texts,
     check_encoded,
-    check_mask_token,
+    check_same_mask,
     encode_plain,
     fill_placeholder,
     rows_with_placeholder,
@@ -133,11 +133,7 @@ def generate_from_sources(
     if config.seed is None:
         config.seed = int(torch.randint(0, 2**31, ()))
     check_tokenizer("tokenizer", tokenizer)
-    check_mask_token(tokenizer)
-    if tokenizer.mask_token_id != model.config.mask_token_id:
-        raise ValueError(
-            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
-        )
+    check_same_mask(tokenizer, model.config.mask_token_id)
     if not isinstance(lengths, str):
         lengths = _whole_lengths(lengths, len(rows))
     num_lengths = _checked_num_lengths(lengths, length_model, num_lengths, config)

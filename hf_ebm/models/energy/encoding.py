@@ -103,10 +103,7 @@ def encode_texts(
     """
     if model.config.mask_token_id is None:
         raise ValueError("mask_token_id is not set; pass processing_class= to from_pretrained or set it on EnergyModel")
-    if tokenizer.mask_token_id != model.config.mask_token_id:
-        raise ValueError(
-            f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {model.config.mask_token_id}"
-        )
+    check_same_mask(tokenizer, model.config.mask_token_id)
     special = set(model.config.special_token_ids or [])
     limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     encoded = []
@@ -189,6 +186,13 @@ def check_mask_token(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises `ValueError` for a tokenizer without a mask token."""
     if tokenizer.mask_token_id is None:
         raise ValueError(f"tokenizer must have a mask token, got {type(tokenizer).__name__} without one")
+
+
+def check_same_mask(tokenizer: PreTrainedTokenizerBase, mask_token_id: int | None) -> None:
+    """Raises `ValueError` for a tokenizer whose mask token isn't the model's."""
+    check_mask_token(tokenizer)
+    if tokenizer.mask_token_id != mask_token_id:
+        raise ValueError(f"tokenizer: its mask token has id {tokenizer.mask_token_id}, the model's is {mask_token_id}")
 
 
 def rows_with_placeholder(tokenizer: PreTrainedTokenizerBase, sources: Sequence[str]) -> list[list[int]]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
-
-from hf_ebm.models.adapters import adapter_settings, base_arguments
-
-if TYPE_CHECKING:
-    from transformers import ProcessorMixin
-import copy
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode
+from hf_ebm.models.adapters import adapter_settings, base_arguments
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import zero_inputs
 from hf_ebm.plain_values import as_whole
