@@ -20,6 +20,16 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
+def generator_of(seed: int, *key: int) -> np.random.Generator:
+    """A counter-based (Philox) generator for one use of a run's seed: no two keys share numbers."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=key)))
+
+
+def batch_seed(seed: int, *key: int) -> int:
+    """A seed for one batch of a training run, by Python's hash of whole numbers, which is the same in every process."""
+    return hash((seed, *key)) % 2**63
+
+
 def stream_seed(seed: int, *key: int) -> int:
     """A seed for one use of a run's seed."""
     return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)

@@ -20,6 +20,7 @@ from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
 from hf_ebm.processes import check_joined, warn_of_fewer
+from hf_ebm.random_state import batch_seed
 from hf_ebm.trainers.columns import COLUMNS, columns_at
 from hf_ebm.trainers.publishing import PublishingTrainerMixin
 
@@ -180,7 +181,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         step, batches = self._batches_seen
         batches = batches + 1 if step == self.state.global_step else 0
         self._batches_seen = (self.state.global_step, batches)
-        return hash((self.args.seed, self.state.global_step, batches, *key)) % 2**63
+        return batch_seed(self.args.seed, self.state.global_step, batches, *key)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The Trainer's; a model that its own forward changes is put back after the backward pass."""

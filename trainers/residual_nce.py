@@ -21,6 +21,7 @@ from hf_ebm.objectives.noise_contrastive import log_self_normalizer, noise_contr
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
+from hf_ebm.random_state import batch_seed
 from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
 
 
@@ -136,7 +137,7 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         if self.model.training:
             return self.next_batch_seed(self.accelerator.process_index)
         self._evaluated += 1  # an evaluation is the same each time, but no two batches of it have the same noise
-        return hash((self.args.seed, self._evaluated, self.accelerator.process_index)) % 2**63
+        return batch_seed(self.args.seed, self._evaluated, self.accelerator.process_index)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """The objective, averaged over rows."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,71 +33,59 @@ class RerankOutput(ModelOutput):
     energies: list[list[float]]
 
 
-class Scored(Protocol):
-    """What reranking reads of scores: energies in nats, and numbers of tokens, (N,) each."""
+def rerank(
+    model: Any,
+    candidates: Sequence[Sequence[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    base_scores: Sequence[Sequence[float]] | None = None,
+    weight: float = 1.0,
+    length_normalization: float = 0.0,
+    **score_arguments: Any,
+) -> RerankOutput:
+    """Reranks n-best lists by `base_score - weight * energy / num_tokens ** length_normalization`.
 
-    energy: Tensor
-    num_tokens: Tensor
+    Args:
+        candidates: n-best lists of texts, possibly of different lengths, none empty.
+            A candidate without a scored token comes last, with a score of minus infinity: nothing is to be said
+            against it, so its energy of 0 would always win.
+        base_scores: scores of another model for each candidate, higher is better (log probabilities, say); 0 if
+            not given.
+        weight: of the energy.
+        length_normalization: 0 compares energies, 1 energies per token.
+        score_arguments: as for `score`.
 
-
-class RerankMixin:
-    """Gives a model with `score` the method `rerank`."""
-
-    score: Callable[..., Scored]
-
-    def rerank(
-        self,
-        candidates: Sequence[Sequence[str]],
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        base_scores: Sequence[Sequence[float]] | None = None,
-        weight: float = 1.0,
-        length_normalization: float = 0.0,
-        **score_arguments: Any,
-    ) -> RerankOutput:
-        """Reranks n-best lists by `base_score - weight * energy / num_tokens ** length_normalization`.
-
-        Args:
-            candidates: n-best lists of texts, possibly of different lengths, none empty.
-                A candidate without a scored token comes last, with a score of minus infinity: nothing is to be said
-                against it, so its energy of 0 would always win.
-            base_scores: scores of another model for each candidate, higher is better (log probabilities, say); 0 if
-                not given.
-            weight: of the energy.
-            length_normalization: 0 compares energies, 1 energies per token.
-            score_arguments: as for `score`.
-
-        Raises:
-            ValueError: for an empty list, base scores of other sizes than the lists, a negative `length_normalization`.
-        """
-        lists = _checked_candidates(candidates)
-        base = _checked_base_scores(base_scores, lists)
-        weight = as_number("weight", weight)
-        length_normalization = as_number("length_normalization", length_normalization, least=0.0)
-        scored = self.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
-        divisors = scored.num_tokens.clamp(min=1).double() ** length_normalization
-        if not bool((divisors.isfinite() & (divisors > 0)).all()):
-            longest = int(scored.num_tokens.max())
-            raise ValueError(
-                f"length_normalization must leave {longest} ** length_normalization within a float's range, got "
-                f"{length_normalization}"
-            )
-        normalized = scored.energy / divisors
-        sizes = [len(texts) for texts in lists]
-        energies = [part.tolist() for part in scored.energy.split(sizes)]
-        scores = [
-            [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
-            for own, part in zip(base, normalized.split(sizes), strict=True)
-        ]
-        if not all(math.isfinite(score) for own in scores for score in own):
-            raise ValueError(f"weight must leave finite scores, got {weight}")
-        empty = (scored.num_tokens == 0).split(sizes)
-        scores = [
-            [-math.inf if none else score for score, none in zip(own, part.tolist(), strict=True)]
-            for own, part in zip(scores, empty, strict=True)
-        ]
-        order = [_best_first(own) for own in scores]
-        return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
+    Raises:
+        ValueError: for an empty list, base scores of other sizes than the lists, a negative `length_normalization`.
+    """
+    lists = _checked_candidates(candidates)
+    base = _checked_base_scores(base_scores, lists)
+    weight = as_number("weight", weight)
+    length_normalization = as_number("length_normalization", length_normalization, least=0.0)
+    scored = model.score([text for texts in lists for text in texts], tokenizer, **score_arguments)
+    divisors = scored.num_tokens.clamp(min=1).double() ** length_normalization
+    if not bool((divisors.isfinite() & (divisors > 0)).all()):
+        longest = int(scored.num_tokens.max())
+        raise ValueError(
+            f"length_normalization must leave {longest} ** length_normalization within a float's range, got "
+            f"{length_normalization}"
+        )
+    normalized = scored.energy / divisors
+    sizes = [len(texts) for texts in lists]
+    energies = [part.tolist() for part in scored.energy.split(sizes)]
+    scores = [
+        [b - weight * e for b, e in zip(own, part.tolist(), strict=True)]
+        for own, part in zip(base, normalized.split(sizes), strict=True)
+    ]
+    if not all(math.isfinite(score) for own in scores for score in own):
+        raise ValueError(f"weight must leave finite scores, got {weight}")
+    empty = (scored.num_tokens == 0).split(sizes)
+    scores = [
+        [-math.inf if none else score for score, none in zip(own, part.tolist(), strict=True)]
+        for own, part in zip(scores, empty, strict=True)
+    ]
+    order = [_best_first(own) for own in scores]
+    return RerankOutput(torch.tensor([o[0] for o in order], dtype=torch.long), order, scores, energies)
 
 
 def _best_first(scores: list[float]) -> list[int]:

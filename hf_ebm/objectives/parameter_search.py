@@ -15,8 +15,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
+
+from hf_ebm.random_state import generator_of
 
 _PART = 2**16  # numbers worked on at a time: what leaves the cache takes twice as long
 _NEGLIGIBLE = 1e-9  # a weight that changes no digit of a sum in float32
@@ -54,8 +55,7 @@ def draw_candidates(seed: int, count: int, mixture: float) -> list[Candidate]:
     """
     candidates = []
     for k in range(count):
-        stream = np.random.SeedSequence(entropy=seed, spawn_key=(k,))
-        draw = np.random.Generator(np.random.Philox(stream))
+        draw = generator_of(seed, k)
         candidates.append(Candidate(bool(draw.random() >= mixture), int(draw.integers(2**63))))
     return candidates
 

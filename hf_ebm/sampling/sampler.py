@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
+from hf_ebm.random_state import generator_of
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
@@ -44,8 +45,7 @@ class ChainKey(NamedTuple):
 
 def chain_generator(seed: int, prompt: int, chain: int, purpose: int, epoch: int = 0) -> np.random.Generator:
     """The generator of one chain for one purpose in one epoch."""
-    key = np.random.SeedSequence(entropy=seed, spawn_key=(prompt, chain, purpose, epoch))
-    return np.random.Generator(np.random.Philox(key))
+    return generator_of(seed, prompt, chain, purpose, epoch)
 
 
 def block_size_at(epoch: int, num_epochs: int, block_size: int | list[int], final_block_size: int | None) -> int:

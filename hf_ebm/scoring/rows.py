@@ -114,6 +114,12 @@ class MaskedRows(NamedTuple):
     read: Tensor
 
 
+def attended_mask(start: Tensor, stop: Tensor, columns: int) -> Tensor:
+    """(B, T) bool: columns from `start` (B,) to before `stop` (B,)."""
+    column = torch.arange(columns, device=start.device)
+    return (column >= start[:, None]) & (column < stop[:, None])
+
+
 def attended_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
     """`(start, stop)`, each (B,) on the CPU, of the attended columns of `attention_mask` (B, T).
 
@@ -123,8 +129,7 @@ def attended_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
     count = mask.sum(1)
     start = mask.long().argmax(1)
     stop = start + count
-    columns = torch.arange(mask.shape[1])
-    solid = (columns >= start[:, None]) & (columns < stop[:, None])
+    solid = attended_mask(start, stop, mask.shape[1])
     for row in range(len(mask)):
         if count[row] == 0:
             raise ValueError(f"attention_mask: row {row} attends to no position")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_ebm.checks import as_ids, as_whole_numbers, shown
 from hf_ebm.model_facts import limit_of
-from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, padding_id
+from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, mask_id_of, padding_id
 from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import LENGTH, ChainKey, chain_generator, check_run_fits
 from hf_ebm.scoring.rows import Context, Sequences
@@ -111,7 +111,7 @@ def build_chains(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
         )
     ids = sequences.ids
-    masks = ids.eq(_mask_id(model))  # padding holds none: `check_inputs` has overwritten it
+    masks = ids.eq(mask_id_of(model))  # padding holds none: `check_inputs` has overwritten it
     if inputs["free_mask"] is None:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
@@ -169,12 +169,6 @@ def _copied(prompts: EnergyInputs, which: Tensor) -> EnergyInputs:
     return EnergyInputs(copies, prompts.scored[on_device])
 
 
-def _mask_id(model: EnergyModel) -> int:
-    if model.config.mask_token_id is None:
-        raise ValueError("mask_token_id is not set, so nothing can be sampled")
-    return model.config.mask_token_id
-
-
 def _check_rows(inputs: dict[str, Tensor | None], prompts: int) -> None:
     """Rows are picked per chain next, so their number must be right before."""
     prompts = max(1, prompts)
@@ -219,7 +213,7 @@ def _unconditional(
     ids = torch.full((len(keys), len(prefix) + max(lengths) + len(suffix)), padding_id(model), dtype=torch.long)
     attention_mask = torch.zeros_like(ids)
     for row, length in enumerate(lengths):
-        text = [*prefix, *[_mask_id(model)] * length, *suffix]
+        text = [*prefix, *[mask_id_of(model)] * length, *suffix]
         ids[row, : len(text)] = torch.tensor(text)
         attention_mask[row, : len(text)] = 1
     for name in ("encoder_input_ids", "encoder_attention_mask"):

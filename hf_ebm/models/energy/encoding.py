@@ -14,6 +14,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_string, shown
 from hf_ebm.model_facts import Limit, limit_of
+from hf_ebm.models.energy.inputs import mask_id_of
 from hf_ebm.plain_values import as_path
 
 if TYPE_CHECKING:
@@ -101,9 +102,7 @@ def encode_texts(
         ValueError: naming the row, for a text that cannot be encoded, holds the mask token, is too long, or has tokens
             the model doesn't know; for a tokenizer with another mask token than the model's.
     """
-    if model.config.mask_token_id is None:
-        raise ValueError("mask_token_id is not set; pass processing_class= to from_pretrained or set it on EnergyModel")
-    check_same_mask(tokenizer, model.config.mask_token_id)
+    check_same_mask(tokenizer, mask_id_of(model))
     special = set(model.config.special_token_ids or [])
     limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     encoded = []

@@ -43,7 +43,7 @@ from hf_ebm.sampling.sampler import (
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 from hf_ebm.scoring.row_memory import RowMemory
-from hf_ebm.scoring.rows import BadLogitsError
+from hf_ebm.scoring.rows import BadLogitsError, attended_mask
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -457,8 +457,7 @@ def _warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainCo
 
 def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
     run, config = job.run, job.config
-    columns = torch.arange(run.state.ids.shape[1])
-    attended = (columns >= run.start[:, None]) & (columns < run.stop[:, None])
+    attended = attended_mask(run.start, run.stop, run.state.ids.shape[1])
     kept = tuple(range(config.burn_in, run.epoch, config.thinning)) if confidence is None else (0,)
     return ChainGenerationOutput(
         sequences=run.state.ids.to("cpu", copy=True),

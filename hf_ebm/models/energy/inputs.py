@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_ebm.checks import as_ids, as_mask, as_whole_numbers, shown
 from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import state_kept
-from hf_ebm.scoring.rows import Context, Sequences, attended_spans
+from hf_ebm.scoring.rows import Context, Sequences, attended_mask, attended_spans
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -164,8 +164,7 @@ def _checked_inputs(
 
 def _attended(sequences: Sequences) -> Tensor:
     """(B, T) bool, on the CPU: what isn't padding."""
-    columns = torch.arange(sequences.ids.shape[1])
-    return (columns >= sequences.start[:, None]) & (columns < sequences.stop[:, None])
+    return attended_mask(sequences.start, sequences.stop, sequences.ids.shape[1])
 
 
 def _broadcast(name: str, values: Tensor, sequences: Sequences, config: PreTrainedConfig, whole: bool) -> Tensor:
@@ -341,7 +340,8 @@ def check_inputs(
     scored = (mask & free).to(device)
     if model.config.special_token_ids:
         special = torch.tensor(model.config.special_token_ids, device=device)
-        scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == _or_minus_one(model.config.mask_token_id))
+        mask_id = -1 if model.config.mask_token_id is None else model.config.mask_token_id
+        scored &= ~torch.isin(ids.to(device), special) | (ids.to(device) == mask_id)
     return EnergyInputs(Sequences(ids.to(device), start, stop), scored)
 
 
@@ -355,13 +355,9 @@ def check_energy_inputs(
     further_inputs: Mapping[str, object],
 ) -> EnergyInputs:
     """`check_inputs` for an energy: the mask token must be known and stand at no scored position; with the context."""
-    if model.config.mask_token_id is None:
-        raise ValueError(
-            "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
-            "from_pretrained or mask_token_id= to EnergyModel"
-        )
+    mask_id = mask_id_of(model)
     sequences, scored = check_inputs(model, input_ids, attention_mask, free_mask)
-    masked = scored & (sequences.ids == model.config.mask_token_id)
+    masked = scored & (sequences.ids == mask_id)
     if bool(masked.any()):
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
@@ -369,11 +365,17 @@ def check_energy_inputs(
     return EnergyInputs(sequences._replace(context=context), scored)
 
 
+def mask_id_of(model: EnergyModel) -> int:
+    """The mask token's id. Raises `ValueError` where the model doesn't know it."""
+    if model.config.mask_token_id is None:
+        raise ValueError(
+            "mask_token_id is not set; load the model with its tokenizer beside it, or pass processing_class= to "
+            "from_pretrained or mask_token_id= to EnergyModel"
+        )
+    return model.config.mask_token_id
+
+
 def padding_id(model: EnergyModel) -> int:
     """What is written beyond the end of a sequence: the pad token, else some special token."""
     candidates = [model.config.pad_token_id, *(model.config.special_token_ids or []), 0]
     return next(i for i in candidates if i is not None)
-
-
-def _or_minus_one(token_id: int | None) -> int:
-    return -1 if token_id is None else token_id

@@ -40,7 +40,7 @@ from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapte
 from hf_ebm.models.energy.scoring_energy import score, score_ids
 from hf_ebm.models.energy.token_roles import rehearse, resized_number, resized_roles
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.reranking import RerankMixin
+from hf_ebm.models.reranking import rerank
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits
@@ -65,7 +65,7 @@ class EnergyOutput(ModelOutput):
     token_energies: Tensor
 
 
-class EnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin, PreTrainedModel):
+class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of
@@ -89,6 +89,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin, PreTrai
     generate = generate
     generate_from_sources = generate_from_sources
     score = score
+    rerank = rerank
     score_ids = score_ids
 
     config_class = EnergyConfig

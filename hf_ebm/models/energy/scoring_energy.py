@@ -15,6 +15,7 @@ from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, 
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.encoding import EncodedText, as_texts, encode_plain, encode_texts
 from hf_ebm.models.energy.inputs import by_row, check_energy_inputs
+from hf_ebm.objectives.completions import pad_right
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.rows import BadLogitsError
@@ -183,16 +184,16 @@ def _term_lists(
     pools = range(0, len(rows), _TEXTS_PER_POOL)
     for first in logging.tqdm(pools, desc="Scoring", unit="pool", delay=2, leave=False):
         pool = rows[first : first + _TEXTS_PER_POOL]
-        ids, attention_mask = _right_padded([encoded[row].ids for row in pool], 0)
-        context = _right_padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
+        ids, attention_mask = _padded([encoded[row].ids for row in pool], 0)
+        context = _padded([encoder_ids[row] for row in pool], 0) if encoder_ids else (None, None)
         try:
             values = model.score_ids(
                 ids,
                 attention_mask,
-                _right_padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
+                _padded([[int(s) for s in encoded[row].scored] for row in pool], 0)[0],
                 encoder_input_ids=context[0],
                 encoder_attention_mask=context[1],
-                words=_right_padded([encoded[row].words for row in pool], -1)[0],
+                words=_padded([encoded[row].words for row in pool], -1)[0],
                 variant=variant,
                 stride=stride,
                 token_budget=token_budget,
@@ -242,9 +243,5 @@ def _score_output(
     )
 
 
-def _right_padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
-    """Rows (B, T) padded on the right with `filler`, and their attention mask."""
-    longest = max(map(len, rows))
-    padded = torch.tensor([row + [filler] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return padded, mask
+def _padded(rows: list[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    return pad_right([torch.tensor(row) for row in rows], filler)

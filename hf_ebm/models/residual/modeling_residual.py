@@ -21,7 +21,7 @@ from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
 from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.reranking import RerankMixin
+from hf_ebm.models.reranking import rerank
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, generate
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
@@ -56,7 +56,7 @@ class ResidualEnergyOutput(ModelOutput):
     energy: Tensor
 
 
-class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin, PreTrainedModel):
+class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
     """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
 
     E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
@@ -87,6 +87,7 @@ class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, RerankMixin,
     # Methods with modules of their own, which are functions of a model there.
     generate = generate
     score = score
+    rerank = rerank
 
     config_class = ResidualEnergyConfig
     generation_config_class = JointGenerationConfig
