@@ -1,10 +1,12 @@
 """What a wheel would hold, from the packaging settings: everything the package needs, and nothing else."""
 
 import fnmatch
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools import Distribution
 
 tomllib = pytest.importorskip("tomllib")
@@ -69,3 +71,13 @@ def test_installing_warns_of_nothing(tmp_path, monkeypatch, recwarn):
 
 def test_weights_are_safetensors_alone():
     assert not [path for path in tracked() if path.suffix in (".bin", ".pt", ".pth", ".pkl", ".h5", ".ckpt")]
+
+
+def test_hooks_before_a_commit_are_the_checks_of_make_lint():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    recipe = re.search(r"^lint: setup\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    checks = set(re.findall(r"\$\(BIN\)/(\S+)", recipe[1]))
+    assert {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in hooks} == checks
+    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        found = yaml.safe_load(form.read_text())
+        assert found["name"] and found["description"] and all(part["attributes"]["label"] for part in found["body"])
