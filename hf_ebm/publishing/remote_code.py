@@ -124,10 +124,20 @@ def _flat(module: str) -> str:
 
 
 def _source(module: str) -> str:
+    """A module's source without what it imports from the package for type checkers alone."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"{module} has no source")
-    return Path(spec.origin).read_text(encoding="utf-8")
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.If) or not isinstance(node.test, ast.Name) or node.test.id != "TYPE_CHECKING":
+            continue
+        for one in node.body:
+            if isinstance(one, ast.ImportFrom) and (one.module or "").partition(".")[0] == PACKAGE:
+                first, last = one.lineno - 1, one.end_lineno or one.lineno
+                lines[first:last] = [f"{one.col_offset * ' '}pass\n", *[""] * (last - first - 1)]
+    return "".join(lines)
 
 
 def _relative(module: str) -> str:

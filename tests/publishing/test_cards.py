@@ -2,10 +2,14 @@
 
 import math
 import re
+import sys
+from importlib import import_module
+from types import ModuleType
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_ebm.publishing.cards import Sampling, model_card
 from hf_ebm.publishing.remote_code import auto_classes, write_remote_code
@@ -92,6 +96,22 @@ def test_remote_code_is_of_own_models_saved_before(tmp_path):
         write_remote_code(tmp_path, tiny_mlm())
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         write_remote_code(tmp_path, tiny_energy_model())
+
+
+def test_code_is_what_is_imported_when_it_runs(tmp_path, monkeypatch):
+    model = toy_residual()
+    model.save_pretrained(tmp_path)
+    written = {name.removesuffix(".py") for name in write_remote_code(tmp_path, model)}
+    for name in written:  # Transformers looks for all files that are named, even those for type checkers alone
+        assert set(get_relative_imports(tmp_path / f"{name}.py")) <= written, name
+    package = ModuleType("published")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "published", package)
+    import_module("published.modeling_hf_ebm")
+    loaded = {name for name in sys.modules if name.startswith("published.")}
+    for name in loaded:
+        del sys.modules[name]
+    assert {name.partition(".")[2] for name in loaded} == written
 
 
 def test_chains_of_other_lengths_or_kernels_are_not_said_to_have_failed_to_converge():
