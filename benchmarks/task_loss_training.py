@@ -69,7 +69,7 @@ def programs(make: Callable, vocab_size: int, rows: int, length: int) -> dict[st
     trainer = MGSTrainer(model, args, train_dataset=[{}], data_collator=lambda rows: batch)
     trainer.current_gradient_accumulation_steps = 1
     trainer.create_optimizer()
-    pairs = trainer.pairs(batch)
+    pairs = trainer.candidates.pairs(batch)
 
     def update() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -86,7 +86,7 @@ def programs(make: Callable, vocab_size: int, rows: int, length: int) -> dict[st
         update()
 
     def decode() -> None:
-        pairs.decode(model, trainer.decoder(pairs))
+        pairs.decode(model, trainer.candidates.settings(pairs))
 
     return {"likelihood": likelihood, "decoding": decode, "search": search}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -41,3 +41,20 @@ def rename_modules(package: str, names: Mapping[str, str]) -> None:
         stand_in = _Renamed(f"{package}.{old}", new)
         sys.modules[stand_in.__name__] = stand_in
         setattr(sys.modules[package], old, stand_in)
+
+
+def renamed_attributes(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__`, by which things in it are found under their old names.
+
+    Args:
+        package: the module's full name.
+        names: for each old name the new one.
+    """
+
+    def found(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        warn_of_rename(f"{package}.{name}", f"{package}.{names[name]}")
+        return getattr(sys.modules[package], names[name])
+
+    return found

@@ -1,29 +1,36 @@
 """Trainer subclasses with search-aware and energy objectives, imported as `hf_ebm.trainers`.
 
-- `loss_terms`: what all trainers share; `search_aware`: what those of sequence-to-sequence models share, and
-  `CrossEntropyTrainer`, their baseline;
-- `stepwise`: what those that decode step by step share, their schedules among it;
-- `scheduled_sampling`, `self_normalized`, `soft_beam`: one trainer each, its configuration beside it;
+- `objective`: the base of all, of which `labels` and `publishing` hold functions; `seq2seq`: the base of those of
+  sequence-to-sequence models, with `CrossEntropyTrainer` and `SelfNormalizedTrainer`;
+- `scheduled_sampling`, `soft_beam`: trainers that decode step by step, as `stepwise` says;
 - `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
-  models; `task_loss`, `sampled_risk` and `sequence_pairs` are what they share;
+  models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the batches of `sequence_pairs`;
 - `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies, and
-  `energy_rows`, which of its rows can be trained on.
+  `energy_rows`, which of its rows can be trained on;
+- `scorer_cost`: the cost of a sequence under another model.
 """
 
 if __name__ == "trainers":
     raise ImportError("import hf_ebm.trainers, not trainers: this folder is installed inside the hf_ebm package")
 
+from hf_ebm.renamed import rename_modules, renamed_attributes
 from hf_ebm.trainers.energy import EnergyTrainer, EnergyTrainingConfig
 from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
 from hf_ebm.trainers.minimum_risk import MinimumRiskConfig, MinimumRiskTrainer
 from hf_ebm.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 from hf_ebm.trainers.residual_nce import ResidualNCEConfig, ResidualNCETrainer
 from hf_ebm.trainers.scheduled_sampling import ScheduledSamplingConfig, ScheduledSamplingTrainer
-from hf_ebm.trainers.search_aware import CrossEntropyTrainer, SearchAwareConfig, SearchAwareTrainer
-from hf_ebm.trainers.self_normalized import SelfNormalizedConfig, SelfNormalizedTrainer
+from hf_ebm.trainers.seq2seq import (
+    CrossEntropyConfig,
+    CrossEntropyTrainer,
+    SelfNormalizedConfig,
+    SelfNormalizedTrainer,
+    Seq2SeqObjectiveTrainer,
+)
 from hf_ebm.trainers.soft_beam import SoftBeamConfig, SoftBeamTrainer
 
 __all__ = [
+    "CrossEntropyConfig",
     "CrossEntropyTrainer",
     "EnergyTrainer",
     "EnergyTrainingConfig",
@@ -37,10 +44,14 @@ __all__ = [
     "ResidualNCETrainer",
     "ScheduledSamplingConfig",
     "ScheduledSamplingTrainer",
-    "SearchAwareConfig",
-    "SearchAwareTrainer",
     "SelfNormalizedConfig",
     "SelfNormalizedTrainer",
+    "Seq2SeqObjectiveTrainer",
     "SoftBeamConfig",
     "SoftBeamTrainer",
 ]
+
+__getattr__ = renamed_attributes(
+    __name__, {"SearchAwareConfig": "CrossEntropyConfig", "SearchAwareTrainer": "Seq2SeqObjectiveTrainer"}
+)
+rename_modules(__name__, {"sampled_risk": "hf_ebm.trainers.task_loss", "self_normalized": "hf_ebm.trainers.seq2seq"})

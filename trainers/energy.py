@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
-from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input, refuse_needed_inputs
 from hf_ebm.objectives import enumerated
-from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.token_losses import at_least_float32
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import (
     conditional_log_probs,
-    num_conditional_rows,
     num_context_rows,
-    reads_own_token,
     scores_in_contexts,
 )
 from hf_ebm.scoring.energies import token_energies, token_scores
 from hf_ebm.scoring.rows import MaskedRows, Sequences
-from hf_ebm.trainers.energy_rows import ids_by_row, usable_rows
-from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
+from hf_ebm.trainers.energy_rows import (
+    EnergyCollator,
+    check_teacher,
+    has_tables,
+    ids_by_row,
+    num_masked_rows,
+    num_packed_rows,
+    unusable_tokens,
+    usable_rows,
+    warn_of_much_work,
+)
+from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
 
 logger = logging.get_logger(__name__)
 
 OBJECTIVES = ("mle", "pll", "mlm", "kl", "kl+pll")
-
-_MUCH_WORK = 10_000  # masked rows for a row of the data, of which a warning is due
 
 
 @dataclass
@@ -85,7 +88,7 @@ class EnergyTrainingConfig(TrainingArguments):
         self.remove_unused_columns = False
 
 
-class EnergyTrainer(RowLossMixin, Trainer):
+class EnergyTrainer(ObjectiveTrainer):
     """Trains the masked language model of an `EnergyModel`, for the energy that the model has.
 
     Rows are `input_ids`, with the tokenizer's special tokens. The random variable is what is no special token; it
@@ -110,31 +113,23 @@ class EnergyTrainer(RowLossMixin, Trainer):
     bibtex = (citations.GOYAL_2021,)
     row_must_have = "input_ids: row {row} must have a token that isn't special"
 
+    @takes_stock_arguments
     def __init__(
         self,
         model: PreTrainedModel | nn.Module | None = None,
         args: EnergyTrainingConfig | None = None,
         *,
         teacher: EnergyModel | None = None,
-        data_collator: Callable[[list], Any] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
-        model_init: Callable[..., PreTrainedModel] | None = None,
-        callbacks: list | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[StockArguments],
     ):
-        super().__init__(
-            model, args, data_collator=data_collator, train_dataset=train_dataset, eval_dataset=eval_dataset,
-            processing_class=processing_class, model_init=model_init, callbacks=callbacks, **kwargs,
-        )  # fmt: skip
+        super().__init__(model, args, **kwargs)
         objective = self.args.objective
         if objective == "mle":
             self.evaluated_terms = ("log_partition",)
         if (teacher is not None) != objective.startswith("kl"):
             raise ValueError(f"teacher must be given for the objectives kl and kl+pll alone, got {objective!r}")
         if teacher is not None:
-            _check_teacher(self.energy_model, teacher)
+            check_teacher(self.energy_model, teacher)
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
@@ -196,15 +191,13 @@ class EnergyTrainer(RowLossMixin, Trainer):
 
     def _usable(self, name: str, data: Any) -> Any:
         tokenizer = self.processing_class if isinstance(self.processing_class, PreTrainedTokenizerBase) else None
-        return usable_rows(name, data, self._unusable_tokens(), self.args.skip_unusable_rows, tokenizer)
-
-    def _unusable_tokens(self) -> dict[int, str]:
-        """Tokens that no row may hold where it is scored, and for each why."""
-        config, objective = self.energy_model.config, self.args.objective
-        never = set(config.excluded_token_ids or []) - set(config.special_token_ids or [])
-        reason = f"which is never proposed: objective {objective!r} has no value for it, 'mlm' has"
-        found = dict.fromkeys([] if objective == "mlm" else sorted(never), reason)
-        return found | {int(config.mask_token_id or 0): "the mask, which has no energy"}  # it is there: see `tokens`
+        return usable_rows(
+            name,
+            data,
+            unusable_tokens(self.energy_model.config, self.args.objective),
+            self.args.skip_unusable_rows,
+            tokenizer,
+        )
 
     def _check_work(self) -> None:
         """Looks through the data sets, so that a row that is too much work is found before any; warns of much work."""
@@ -212,49 +205,22 @@ class EnergyTrainer(RowLossMixin, Trainer):
             return
         special = set(self.energy_model.config.special_token_ids or [])
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval_dataset": self.eval_dataset}
-        work = []
-        for name, data in {"train_dataset": self.train_dataset, **evaluated}.items():
-            for number, ids in enumerate(ids_by_row(data)):
-                work.append(self._work(sum(token not in special for token in ids), f"{name}: row {number}"))
-        if max(work, default=0) > _MUCH_WORK:
-            logger.warning(
-                f"objective {self.args.objective!r} runs {sum(work) // len(work)} masked rows for a row of the data on "
-                f"average, and {max(work)} for one, where 'mlm' runs one for a token."
-            )
+        warn_of_much_work(
+            self.args.objective,
+            [
+                self._work(sum(token not in special for token in ids), f"{name}: row {number}")
+                for name, data in {"train_dataset": self.train_dataset, **evaluated}.items()
+                for number, ids in enumerate(ids_by_row(data))
+            ],
+        )
 
     def _work(self, length: int, place: str) -> int:
-        """Masked rows that are run for a row of so many free tokens. Raises `ValueError` beyond the limits."""
-        if length in self._known_work:
-            return self._known_work[length]
-        count, args = len(self.tokens), self.args
-        enumerable = count**length <= args.enumeration_limit
-        if args.objective == "mle" and not enumerable:
-            raise ValueError(
-                f"{place}: objective 'mle' enumerates {count} tokens at {length} positions, {count}^{length} "
-                f"sequences, above enumeration_limit {args.enumeration_limit}; take shorter rows, or objective 'mlm'"
+        if length not in self._known_work:
+            limits = self.args.enumeration_limit, self.args.masked_row_limit
+            self._known_work[length] = num_masked_rows(
+                self.energy_model, self.args.objective, length, len(self.tokens), limits, place
             )
-        if enumerable and (args.objective == "mle" or self._has_tables):
-            what = f"{place}: enumeration_limit allows {count}^{length} sequences, which take"
-            check_fits(enumeration_bytes(count**length, length), what, self.args.device)
-        contexts, packed = num_context_rows(length, count), self._num_packed_rows(length)
-        if length == 0 or (enumerable and self._has_tables):
-            return self._known_work.setdefault(length, 0)
-        rows = contexts if args.objective == "mle" else min(contexts, packed) if enumerable else packed
-        if rows > args.masked_row_limit:
-            raise ValueError(
-                f"{place}: objective {args.objective!r} runs {rows} masked rows for {length} positions of {count} "
-                f"tokens each, above masked_row_limit {args.masked_row_limit}; take objective 'mlm' ({length} of "
-                "them), shorter rows, a model with more excluded_token_ids, or a higher limit"
-            )
-        return self._known_work.setdefault(length, rows)
-
-    def _num_packed_rows(self, length: int) -> int:
-        return num_conditional_rows(length, len(self.tokens), reads_own_token(self.energy_model._row_runner()))
-
-    @property
-    def _has_tables(self) -> bool:
-        """Whether the model gives its logits in all contexts without masked rows."""
-        return hasattr(self.energy_model.mlm, "context_logits")
+        return self._known_work[length]
 
     def scored_rows(self, inputs: dict[str, Any]) -> Tensor:
         """Rows with a free token."""
@@ -322,8 +288,8 @@ class EnergyTrainer(RowLossMixin, Trainer):
                 )
             energies = self._energies(model, tokens, length)
             return enumerated.negative_log_likelihoods(energies, indices).sum(), enumerated.log_partition(energies)
-        packed = len(scored) * self._num_packed_rows(length)
-        less = self._has_tables or num_context_rows(length, len(tokens)) <= packed
+        packed = len(scored) * num_packed_rows(model, length, len(tokens))
+        less = has_tables(model) or num_context_rows(length, len(tokens)) <= packed
         if framed and less and len(tokens) ** length <= self.args.enumeration_limit:
             conditionals = enumerated.conditional_log_probs(self._energies(model, tokens, length), indices)
         else:
@@ -371,29 +337,7 @@ class EnergyTrainer(RowLossMixin, Trainer):
             return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
 
 
-class EnergyCollator:
-    """Pads rows of `input_ids` on the right."""
-
-    def __init__(self, model: object):
-        self.pad_id = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
-
-    def __call__(self, rows: list[dict]) -> dict[str, Tensor]:
-        ids, mask = pad_right([torch.as_tensor(row["input_ids"]) for row in rows], self.pad_id)
-        return {"input_ids": ids, "attention_mask": mask}
-
-
 def _by_length(scored: Tensor) -> dict[int, Tensor]:
     """Rows by their number of scored positions."""
     lengths = scored.sum(1)
     return {int(length): (lengths == length).nonzero()[:, 0] for length in lengths.unique().tolist()}
-
-
-def _check_teacher(model: EnergyModel, teacher: EnergyModel) -> None:
-    if not isinstance(teacher, EnergyModel):
-        raise ValueError(f"teacher must be an EnergyModel, got {type(teacher).__name__}")
-    for name in ("mask_token_id", "special_token_ids", "excluded_token_ids"):
-        own, theirs = (getattr(one.config, name) for one in (model, teacher))
-        if own != theirs:
-            raise ValueError(f"teacher must have the model's {name}, {own}, got {theirs}")
-    if model.vocab_size != teacher.vocab_size:
-        raise ValueError(f"teacher must have the model's {model.vocab_size} ids, got {teacher.vocab_size}")

@@ -132,7 +132,7 @@ class MGSTrainer(TaskLossTrainer):
             begin()
         inputs = self._prepare_inputs(inputs)
         self.checked_rows(inputs)
-        pairs = self.pairs(inputs)
+        pairs = self.candidates.pairs(inputs)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         accumulated = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -162,7 +162,7 @@ class MGSTrainer(TaskLossTrainer):
             if earlier is not None:
                 parameter.grad = earlier if parameter.grad is None else parameter.grad.add_(earlier)
         tokens = torch.tensor(float(sum(map(len, pairs.targets))), device=loss.device)
-        self._add(True, {"loss": (loss.detach() * tokens, tokens)})
+        self.add_terms(True, {"loss": (loss.detach() * tokens, tokens)})
         return loss.detach() / steps
 
     def _search(
@@ -193,7 +193,8 @@ class MGSTrainer(TaskLossTrainer):
 
         Each process decodes for its share. Sampling, where the decoder samples, has the same noise everywhere.
         """
-        config, rows = self.decoder(pairs), list(range(len(pairs)))
+        decoder, rows = self.candidates, list(range(len(pairs)))
+        config = decoder.settings(pairs)
         density: Density = "full" if self.args.density == "full" else "given_noise"
         found = torch.zeros(len(candidates) + 1, 4, dtype=torch.float64)
         proposal = proposal_sums(directions, scales)
@@ -205,9 +206,9 @@ class MGSTrainer(TaskLossTrainer):
                     candidate = candidates[task - 1]
                     noise = perturb_(weights, originals, directions, scales, candidate, density)
                     found[task, 1] = log_proposal_density(candidate, noise, proposal, self.args.mixture, density)
-                decoded = [sequences[0] for sequences in self.decode(pairs, config, seed)]
-                found[task, 0] = self.costs(pairs, rows, decoded).double().mean()
-                lengths = self.length_terms(decoded, config).values()
+                decoded = [sequences[0] for sequences in decoder.decode(pairs, config, seed)]
+                found[task, 0] = decoder.costs(pairs, rows, decoded).double().mean()
+                lengths = decoder.length_terms(decoded, config).values()
                 found[task, 2:] = torch.stack([total / count for total, count in lengths])
         finally:
             for weight, original in zip(weights, originals, strict=True):
@@ -225,4 +226,4 @@ class MGSTrainer(TaskLossTrainer):
             "likelihood_weight": weights[from_likelihood].sum(),
             "likelihood_wins": from_likelihood[weights.argmax()],
         }
-        self._add(True, {name: (value.to(self.args.device), 1) for name, value in values.items()})
+        self.add_terms(True, {name: (value.to(self.args.device), 1) for name, value in values.items()})

@@ -13,9 +13,9 @@ from hf_ebm.checks import as_truth
 from hf_ebm.objectives.sequence_risk import minimum_risk
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
-from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
-from hf_ebm.trainers.search_aware import LossTerms
+from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.task_loss import SampledRiskConfig, TaskLossTrainer
 
 logger = logging.get_logger(__name__)
 
@@ -52,13 +52,17 @@ class MinimumRiskConfig(SampledRiskConfig):
             raise ValueError("num_candidates must be 2 or more without include_target: one candidate has no gradient")
 
 
-class MinimumRiskTrainer(SampledRiskTrainer):
+class MinimumRiskTrainer(TaskLossTrainer):
     """`Σ_y q(y) c(y)`, `q ∝ p^α` over sampled candidates (Shen et al. 2016; Welleck and Cho 2020, equation 6).
 
     Candidates that are equal count once. Logs `risk`, `candidate_cost` (the unweighted mean), `num_distinct` (mean
     number of different candidates of a row), `effective_candidates` (mean of 1 / Σ q²), `decoded_length` and
     `cut_share` of the samples, and `cross_entropy` where it has a weight. Warns once where ten batches in a row have
     fewer than 1.5 effective candidates.
+
+    Raises:
+        ValueError: for several ids as the forced first or last token: which of them it is would be drawn, not by the
+            model.
     """
 
     config_class: ClassVar[type[MinimumRiskConfig]] = MinimumRiskConfig
@@ -66,13 +70,23 @@ class MinimumRiskTrainer(SampledRiskTrainer):
     bibtex = (citations.SHEN_2016, citations.WELLECK_2021)
     _near_one: int | None = 0  # batches in a row with hardly more than one effective candidate; None: has warned
 
+    mean_over = "rows"
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.candidates.check_sampling()
+
+    def check_memory(self, labels: torch.Tensor) -> None:
+        """Logits are kept of every candidate."""
+        self.candidates.check_scores_fit(labels, self.args.num_candidates)
+
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
-        args = self.args
-        drawn, _ = self.sample(pairs, args.num_candidates, args.sampling_temperature)
+        args, decoder = self.args, self.candidates
+        drawn, _ = decoder.sample(pairs, args.num_candidates, args.sampling_temperature)
         targets = [[target] if args.include_target else [] for target in pairs.targets]
         candidates = [distinct([*gold, *found]) for gold, found in zip(targets, drawn, strict=True)]
-        log_probs, cross_entropy = self.score(model, pairs, candidates)
-        costs = self.candidate_costs(pairs, candidates)
+        log_probs, cross_entropy = decoder.score(model, pairs, candidates, with_targets=args.cross_entropy_weight > 0)
+        costs = decoder.candidate_costs(pairs, candidates)
         sizes = torch.tensor([len(found) for found in candidates], device=costs.device)
         valid = torch.arange(costs.shape[1], device=costs.device) < sizes[:, None]
         risk, weights = minimum_risk(log_probs, costs, valid, args.sharpness)
@@ -84,7 +98,7 @@ class MinimumRiskTrainer(SampledRiskTrainer):
             "effective_candidates": (effective.sum(), rows),
             "candidate_cost": (costs.sum(), sizes.sum()),
             "num_distinct": (sizes.sum(), rows),
-            **self.length_terms([ids for found in drawn for ids in found], self.decoder(pairs)),
+            **decoder.length_terms([ids for found in drawn for ids in found], decoder.settings(pairs)),
         }
         loss = risk.sum()
         if cross_entropy is not None:

@@ -15,9 +15,9 @@ from hf_ebm.checks import check_choice
 from hf_ebm.objectives.sequence_risk import policy_gradient_loss
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
-from hf_ebm.trainers.sampled_risk import SampledRiskConfig, SampledRiskTrainer
-from hf_ebm.trainers.search_aware import LossTerms
+from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.task_loss import SampledRiskConfig, TaskLossTrainer
 
 BASELINES = ("self_critical", "running_mean")
 
@@ -75,7 +75,7 @@ class RunningMean(TrainerCallback, ExportableState):
         return {"args": {"decay": self.decay, "value": self.value}, "attributes": {}}
 
 
-class PolicyGradientTrainer(SampledRiskTrainer):
+class PolicyGradientTrainer(TaskLossTrainer):
     """REINFORCE on sampled sequences with a baseline (Welleck and Cho 2020, equations 5 and 8).
 
     The baseline never depends on the samples of the batch it serves; the first step of a running mean has none (0).
@@ -85,22 +85,29 @@ class PolicyGradientTrainer(SampledRiskTrainer):
 
     Raises:
         ValueError: for a model whose tokens have other probabilities in decoding than in one pass over a sequence, as a
-            trial shows, or whose experts have a capacity.
+            trial shows, or whose experts have a capacity; for several ids as the forced first or last token, of which
+            one would be drawn, not by the model.
     """
 
     config_class: ClassVar[type[PolicyGradientConfig]] = PolicyGradientConfig
     args: PolicyGradientConfig
     bibtex = (citations.WELLECK_2021,)
+    mean_over = "rows"
     scores_its_samples = True
 
     def set_up(self) -> None:
         super().set_up()
+        self.candidates.check_sampling()
         self.add_callback(RunningMean(self.args.running_mean_decay))
 
-    def check_positions(self, inputs: dict) -> None:
-        """In training targets are read for the cross entropy alone; for the cost they may be of any length."""
-        if self.args.cross_entropy_weight or not self.model.training:
-            super().check_positions(inputs)
+    @property
+    def reads_targets(self) -> bool:
+        """In training for the cross entropy alone; for the cost they may be of any length."""
+        return self.args.cross_entropy_weight > 0 or not self.model.training
+
+    def check_memory(self, labels: torch.Tensor) -> None:
+        """Logits are kept of every candidate."""
+        self.candidates.check_scores_fit(labels, self.args.num_candidates)
 
     @property
     def running_mean(self) -> RunningMean:
@@ -113,10 +120,11 @@ class PolicyGradientTrainer(SampledRiskTrainer):
         return super().train(*args, **kwargs)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
-        samples, ruled_out = self.sample(pairs, self.args.num_candidates)
-        costs = self.candidate_costs(pairs, samples)
+        weight, decoder = self.args.cross_entropy_weight, self.candidates
+        samples, ruled_out = decoder.sample(pairs, self.args.num_candidates)
+        costs = decoder.candidate_costs(pairs, samples)
         baseline = self._baseline(pairs, costs)
-        log_probs, cross_entropy = self.score(model, pairs, samples, ruled_out)
+        log_probs, cross_entropy = decoder.score(model, pairs, samples, ruled_out, with_targets=weight > 0)
         loss = policy_gradient_loss(log_probs, costs, baseline).sum()
         rows = torch.tensor(len(pairs), device=costs.device)
         advantages = costs - baseline
@@ -125,19 +133,19 @@ class PolicyGradientTrainer(SampledRiskTrainer):
             "baseline": (baseline.expand(len(pairs), 1).sum(), rows),
             "advantage": (advantages.mean(1).sum(), rows),
             "advantage_square": (advantages.square().mean(1).sum(), rows),
-            **self.length_terms([ids for found in samples for ids in found], self.decoder(pairs)),
+            **decoder.length_terms([ids for found in samples for ids in found], decoder.settings(pairs)),
         }
         if cross_entropy is not None:
-            loss = loss + self.args.cross_entropy_weight * cross_entropy.sum()
+            loss = loss + weight * cross_entropy.sum()
             logged["cross_entropy"] = (cross_entropy.sum(), rows)
         return LossTerms(loss, rows, logged)
 
     def _baseline(self, pairs: SequencePairs, costs: torch.Tensor) -> torch.Tensor:
         """(B, 1) or (1, 1)."""
         if self.args.baseline == "self_critical":
-            config = self.decoder(pairs, do_sample=False, num_beams=1)
-            greedy = [found[0] for found in self.decode(pairs, config)]
-            return self.costs(pairs, list(range(len(pairs))), greedy)[:, None]
+            config = self.candidates.settings(pairs, do_sample=False, num_beams=1)
+            greedy = [found[0] for found in self.candidates.decode(pairs, config)]
+            return self.candidates.costs(pairs, list(range(len(pairs))), greedy)[:, None]
         mean = self.running_mean
         before = 0.0 if mean.value is None else mean.value
         sums = torch.stack([costs.sum(), torch.tensor(float(costs.numel()), device=costs.device)])

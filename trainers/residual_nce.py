@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.checks import as_truth
@@ -22,7 +22,7 @@ from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.random_state import batch_seed
-from hf_ebm.trainers.loss_terms import LossTerms, RowLossMixin
+from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
 
 
 @dataclass
@@ -56,7 +56,7 @@ class ResidualNCEConfig(TrainingArguments):
         self.remove_unused_columns = False
 
 
-class ResidualNCETrainer(RowLossMixin, Trainer):
+class ResidualNCETrainer(ObjectiveTrainer):
     """Trains E by telling continuations of the data from the language model's (Deng et al. 2020, equation 3).
 
     Rows have `prefix_ids`, `continuation_ids` and, unless `online`, `negatives`: lists of the language model's ids, the
@@ -149,8 +149,8 @@ class ResidualNCETrainer(RowLossMixin, Trainer):
         drawn = sample_continuations(lm_of(residual), prefixes, 1, sampling, seed, len(prefixes))
         return [own[0] for own in drawn]
 
-    def _averages(self, training: bool) -> dict[str, float]:
-        averages = super()._averages(training)
+    def averages(self, training: bool) -> dict[str, float]:
+        averages = super().averages(training)
         seen, self._noise[training] = self._noise[training], []
         if seen:
             # In log space: energies of noise can be far below 0.

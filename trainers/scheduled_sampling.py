@@ -7,20 +7,21 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.schedules import (
     check_teacher_forcing,
-    inverse_temperature,
     teacher_forcing_probability,
 )
 from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
-from hf_ebm.trainers.loss_terms import LossTerms
+from hf_ebm.trainers.objective import LossTerms
+from hf_ebm.trainers.seq2seq import Seq2SeqObjectiveTrainer
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
-from hf_ebm.trainers.stepwise import StepwiseConfig, StepwiseTrainer
+from hf_ebm.trainers.stepwise import Steps, StepwiseConfig, check_decodes_stepwise
 
 _ALL_GOLD = 0.99  # probability of gold inputs from which on training is teacher forcing for all practical purposes
 
@@ -63,7 +64,7 @@ class ScheduledSamplingConfig(StepwiseConfig):
         return self.teacher_forcing_schedule != "always" or self.alpha_growth != 1
 
 
-class ScheduledSamplingTrainer(StepwiseTrainer):
+class ScheduledSamplingTrainer(Seq2SeqObjectiveTrainer):
     """Cross entropy at every token, with the decoder's inputs gold or its own by a coin for each token.
 
     Logs `teacher_forcing_probability`, `alpha` and `model_input_share`, the share of tokens after the first whose input
@@ -75,6 +76,16 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
     args: ScheduledSamplingConfig
     bibtex = (citations.GOYAL_2017, citations.GOYAL_2021)
 
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Sequence-to-sequence models that keep their cache in training."""
+        super().check_model(model)
+        check_decodes_stepwise(model, self.config_class.no_checkpointing)
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.steps = Steps(self, self.args)
+        self.steps.unused_schedules.append(self._always_gold)
+
     def _probability(self, time: float) -> float:
         """Of gold inputs."""
         return teacher_forcing_probability(
@@ -82,26 +93,23 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             self.args.teacher_forcing_schedule,
             decay_strength=self.args.decay_strength,
             probability=self.args.teacher_forcing_probability,
-            last=self.last_schedule_time,
+            last=self.steps.last_time,
         )
 
-    def unused_schedules(self) -> list[str]:
-        found, args = super().unused_schedules(), self.args
-        lowest = self._probability(self.last_schedule_time)  # no schedule rises
+    def _always_gold(self) -> str | None:
+        lowest = self._probability(self.steps.last_time)  # no schedule rises
         if lowest < _ALL_GOLD:
-            return found
-        return [
-            *found,
+            return None
+        return (
             f"the decoder reads gold with a probability of at least {lowest:.3g} in the whole run, as "
-            f"teacher_forcing_schedule={args.teacher_forcing_schedule!r} counts by {args.schedule_unit}",
-        ]
+            f"teacher_forcing_schedule={self.args.teacher_forcing_schedule!r} counts by {self.args.schedule_unit}"
+        )
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         if not self.model.training:
             return LossTerms(cross_entropy_sum(model(**inputs).logits, inputs["labels"]), num_tokens(inputs["labels"]))
         args, labels = self.args, inputs["labels"]
-        probability = self._probability(self.schedule_time)
-        alpha = inverse_temperature(self.schedule_time, args.alpha, args.alpha_growth)
+        probability, alpha = self._probability(self.steps.time), self.steps.alpha
         seed = self.next_batch_seed(self.accelerator.process_index)
         generator = torch.Generator(labels.device).manual_seed(seed)
         coins = torch.rand(labels.shape, generator=generator, device=labels.device)
@@ -113,7 +121,7 @@ class ScheduledSamplingTrainer(StepwiseTrainer):
             logits = model(**inputs).logits
         else:
             logits = scheduled_sampling_logits(
-                self.decoder, inputs, use_gold, args.inputs, alpha, generator, model=model
+                self.steps.decoder, inputs, use_gold, args.inputs, alpha, generator, model=model
             )
         return LossTerms(cross_entropy_sum(logits, labels), num_tokens(labels), logged, constants)
 

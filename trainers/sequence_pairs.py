@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.utils import ModelOutput
 
 from hf_ebm.encoders import encoded_once
+from hf_ebm.model_facts import special_ids
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept, without_adapters
 from hf_ebm.models.energy.inputs import input_names
 from hf_ebm.objectives.completions import (
@@ -25,7 +26,7 @@ from hf_ebm.objectives.completions import (
     split_completions,
 )
 from hf_ebm.objectives.token_losses import IGNORED
-from hf_ebm.trainers.columns import COLUMNS
+from hf_ebm.trainers.labels import COLUMNS
 
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
 _NOT_ENCODED = (COLUMNS, "labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
@@ -75,9 +76,8 @@ def num_rows(inputs: dict) -> int:
 def _start_token_id(model: PreTrainedModel) -> int:
     """The token from which a decoder starts, where labels don't say it."""
     for name in ("decoder_start_token_id", "bos_token_id"):
-        for owner in (model.generation_config, model.config):
-            if (found := getattr(owner, name, None)) is not None:
-                return found
+        for found in special_ids(name, model.generation_config, model.config):
+            return found
     raise ValueError("generation_config must have a decoder_start_token_id to decode rows without labels, got none")
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_callable, as_truth, check_choice, name_of
 from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
 from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
-from hf_ebm.objectives.schedules import inverse_temperature
 from hf_ebm.objectives.token_losses import num_tokens
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
@@ -27,10 +26,18 @@ from hf_ebm.relaxations.soft_beam import (
     relaxed_beam_search,
 )
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-from hf_ebm.trainers.columns import COLUMNS, without_columns
-from hf_ebm.trainers.loss_terms import LossTerms
+from hf_ebm.trainers.labels import (
+    COLUMNS,
+    check_columns,
+    check_labels,
+    check_logits_fit,
+    check_positions,
+    without_columns,
+)
+from hf_ebm.trainers.objective import LossTerms, StockArguments, takes_stock_arguments
+from hf_ebm.trainers.seq2seq import Seq2SeqObjectiveTrainer
 from hf_ebm.trainers.sequence_pairs import encoder_inputs
-from hf_ebm.trainers.stepwise import StepwiseConfig, StepwiseTrainer
+from hf_ebm.trainers.stepwise import Steps, StepwiseConfig, check_decodes_stepwise
 
 LOSSES = ("direct", "hinge")
 
@@ -52,6 +59,7 @@ class SoftBeamConfig(StepwiseConfig):
         ValueError: for a value that is not allowed.
     """
 
+    no_checkpointing = f"{StepwiseConfig.no_checkpointing}; checkpoint_steps recomputes whole steps instead"
     beam_size: int = field(default=3, metadata={"help": "Number of beams."})
     alpha_growth: float = field(default=1.6, metadata={"help": "Factor of alpha from unit to unit; 1: constant."})
     normalization: str = field(default="local", metadata={"help": "local (log-probabilities) or global (logits)."})
@@ -69,7 +77,7 @@ class SoftBeamConfig(StepwiseConfig):
         SoftBeamSettings(self.beam_size, self.alpha, self.normalization)
 
 
-class SoftBeamTrainer(StepwiseTrainer):
+class SoftBeamTrainer(Seq2SeqObjectiveTrainer):
     """Minimises what beam search finds, through its continuous relaxation (thesis, chapters 4 and 5).
 
     The loss is the expected cost of the relaxed beams (`direct`) or the margin between the best cost-augmented beam and
@@ -92,61 +100,55 @@ class SoftBeamTrainer(StepwiseTrainer):
     bibtex = (citations.GOYAL_2019, citations.GOYAL_2021)
     reads_columns = True
 
+    @takes_stock_arguments
     def __init__(
         self,
         model: PreTrainedModel | nn.Module | None = None,
         args: SoftBeamConfig | None = None,
         *,
         cost: DecomposableCost | None = None,
-        data_collator: Callable[[list], Any] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
-        model_init: Callable[..., PreTrainedModel] | None = None,
-        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
-        callbacks: list | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[StockArguments],
     ):
         self.cost = HammingCost() if cost is None else as_callable("cost", cost)
-        super().__init__(
-            model, args, data_collator=data_collator, train_dataset=train_dataset, eval_dataset=eval_dataset,
-            processing_class=processing_class, model_init=model_init, compute_metrics=compute_metrics,
-            callbacks=callbacks, **kwargs,
-        )  # fmt: skip
+        super().__init__(model, args, **kwargs)
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Sequence-to-sequence models that keep their cache in training."""
+        super().check_model(model)
+        check_decodes_stepwise(model, self.config_class.no_checkpointing)
 
     def set_up(self) -> None:
         super().set_up()
+        self.steps = Steps(self, self.args)
         if self.args.max_search_steps is not None:
             self.evaluated_terms = ("searched_share",)
-        self.check_columns(name_of(self.cost), NamedParameters.of(self.cost))
-        vocab_size = len(self.decoder.embedding_weight)
+        check_columns(self, name_of(self.cost), NamedParameters.of(self.cost))
+        vocab_size = len(self.steps.decoder.embedding_weight)
         beams = self.args.beam_size
         if beams > vocab_size:
             raise ValueError(f"beam_size must be at most the vocabulary of {vocab_size} tokens, got {beams}")
 
-    _no_checkpointing = f"{StepwiseTrainer._no_checkpointing}; checkpoint_steps recomputes whole steps instead"
-    memory_settings = "per_device_train_batch_size, beam_size, checkpoint_steps, max_search_steps"
-
-    def check_positions(self, inputs: dict) -> None:
-        """Only the hinge reads targets beyond `max_search_steps`."""
-        searched = inputs["labels"][:, : self.args.max_search_steps if self.args.loss == "direct" else None]
-        super().check_positions({**inputs, "labels": searched})
-
-    def scored_at_once(self, labels: torch.Tensor) -> tuple[int, int]:
-        """Every beam at every step, or with `checkpoint_steps` at one."""
-        tokens = labels[:, : self.args.max_search_steps].shape[1]
-        return len(labels) * self.args.beam_size, min(1, tokens) if self.args.checkpoint_steps else tokens
+    def check_batch(self, inputs: dict) -> None:
+        """Only the hinge reads targets beyond `max_search_steps`; logits are kept of every beam."""
+        check_labels(self.module, inputs)
+        args, searched = self.args, inputs["labels"][:, : self.args.max_search_steps]
+        read = searched if args.loss == "direct" else inputs["labels"]
+        check_positions(self.module, read, inputs.get("attention_mask"))
+        if self.model.training:
+            settings = "per_device_train_batch_size, beam_size, checkpoint_steps, max_search_steps"
+            tokens = min(1, searched.shape[1]) if args.checkpoint_steps else searched.shape[1]
+            check_logits_fit(settings, (len(searched) * args.beam_size, tokens), self.module)
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:
         args = self.args
-        alpha = inverse_temperature(self.schedule_time, args.alpha, args.alpha_growth)
+        alpha, decoder = self.steps.alpha, self.steps.decoder
         labels = inputs["labels"][:, : args.max_search_steps]
         cost, inputs = self._cost_of(inputs.get(COLUMNS, {})), without_columns(inputs)
-        start = self.decoder.embed(self.decoder.gold_ids(inputs["labels"])[:, 0])
+        start = decoder.embed(decoder.gold_ids(inputs["labels"])[:, 0])
         settings = SoftBeamSettings(args.beam_size, alpha, args.normalization, args.checkpoint_steps)
         hinge = args.loss == "hinge"
         begin = {"model": model, **encoder_inputs(inputs)}
-        result = relaxed_beam_search(self.decoder, start, begin, labels, cost, settings, hinge)
+        result = relaxed_beam_search(decoder, start, begin, labels, cost, settings, hinge)
         if hinge:
             logits = self.model(**inputs).logits[:, : args.max_search_steps]
             losses = hinge_loss(result, gold_scores(logits, labels, args.normalization), alpha)

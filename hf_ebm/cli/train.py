@@ -48,6 +48,7 @@ from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokeniz
 from hf_ebm.loading import first_line
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.trainers import (
+    CrossEntropyConfig,
     CrossEntropyTrainer,
     MGSConfig,
     MGSTrainer,
@@ -57,18 +58,18 @@ from hf_ebm.trainers import (
     PolicyGradientTrainer,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
-    SearchAwareConfig,
-    SearchAwareTrainer,
     SelfNormalizedConfig,
     SelfNormalizedTrainer,
     SoftBeamConfig,
     SoftBeamTrainer,
 )
+from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.sequence_pairs import new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
 OBJECTIVES = {
-    "cross-entropy": (SearchAwareConfig, CrossEntropyTrainer, "teacher forcing, the baseline of the others"),
+    "cross-entropy": (CrossEntropyConfig, CrossEntropyTrainer, "teacher forcing, the baseline of the others"),
     "scheduled-sampling": (
         ScheduledSamplingConfig,
         ScheduledSamplingTrainer,
@@ -119,8 +120,8 @@ def run(argv: list[str]) -> None:
 def _train(
     which: TrainedModelArguments,
     data: DataArguments,
-    config: SearchAwareConfig,
-    trainer_class: type[SearchAwareTrainer],
+    config: GenerationTrainingConfig,
+    trainer_class: type[ObjectiveTrainer],
     scorer_model: str | None,
 ) -> dict[str, float]:
     evaluate = config.do_eval  # the Trainer sets it with eval_strategy
@@ -188,7 +189,7 @@ def _load(
     return model, tokenizer, first_rows(pairs, data)
 
 
-def _check(config: SearchAwareConfig, task: str, evaluate: bool, scorer_model: str | None) -> None:
+def _check(config: GenerationTrainingConfig, task: str, evaluate: bool, scorer_model: str | None) -> None:
     """Refuses what the Trainer would find out after training, or never."""
     cost = config.cost if isinstance(config, TaskLossConfig) else TaskLossConfig.cost
     if scorer_model is not None and cost != TaskLossConfig.cost:
@@ -215,7 +216,7 @@ def _check(config: SearchAwareConfig, task: str, evaluate: bool, scorer_model: s
         config.greater_is_better = False
 
 
-def _generation_config(config: SearchAwareConfig) -> GenerationConfig | None:
+def _generation_config(config: GenerationTrainingConfig) -> GenerationConfig | None:
     """What `--generation_config` names, in its place from now on."""
     if config.generation_config is None:
         return None

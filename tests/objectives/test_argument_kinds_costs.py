@@ -10,6 +10,7 @@ from hf_ebm.evaluate_modules import module_path
 from hf_ebm.objectives.decomposable_costs import HammingCost, check_costs
 from hf_ebm.objectives.sequence_costs import COSTS, SequenceCost, as_cost, repetition
 from hf_ebm.trainers import (
+    CrossEntropyConfig,
     CrossEntropyTrainer,
     EnergyTrainingConfig,
     MGSConfig,
@@ -17,7 +18,6 @@ from hf_ebm.trainers import (
     PolicyGradientConfig,
     ResidualNCEConfig,
     ScheduledSamplingConfig,
-    SearchAwareConfig,
     SoftBeamConfig,
     SoftBeamTrainer,
 )
@@ -70,7 +70,7 @@ def test_scorers(model):
 
 def test_trainers(tmp_path):
     with pytest.raises(ValueError, match="model must be a model object, got 'gpt2'"):
-        CrossEntropyTrainer("gpt2", SearchAwareConfig(tmp_path, report_to=[], use_cpu=True))
+        CrossEntropyTrainer("gpt2", CrossEntropyConfig(tmp_path, report_to=[], use_cpu=True))
     with pytest.raises(ValueError, match="cost must be callable, got 'edit_distance'"):
         SoftBeamTrainer(None, SoftBeamConfig(tmp_path, report_to=[], use_cpu=True), cost="edit_distance")
 

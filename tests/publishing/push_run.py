@@ -13,6 +13,7 @@ from hf_ebm import EnergyModel, ProductLM, ResidualEnergyModel
 from hf_ebm.data.symbols import symbol_tokenizer
 from hf_ebm.publishing.cards import Sampling, model_card
 from hf_ebm.trainers import (
+    CrossEntropyConfig,
     CrossEntropyTrainer,
     EnergyTrainer,
     EnergyTrainingConfig,
@@ -26,7 +27,6 @@ from hf_ebm.trainers import (
     ResidualNCETrainer,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
-    SearchAwareConfig,
     SelfNormalizedConfig,
     SelfNormalizedTrainer,
     SoftBeamConfig,
@@ -40,7 +40,7 @@ from tests.publishing.load_run import value
 from tests.seq2seq_families import tiny_seq2seq
 
 SEQ2SEQ = {
-    "ce": (CrossEntropyTrainer, SearchAwareConfig, {}),
+    "ce": (CrossEntropyTrainer, CrossEntropyConfig, {}),
     "scheduled": (ScheduledSamplingTrainer, ScheduledSamplingConfig, {}),
     "self-normalized": (SelfNormalizedTrainer, SelfNormalizedConfig, {"log_z_weight": 0.3}),
     "soft-beam": (SoftBeamTrainer, SoftBeamConfig, {"beam_size": 2}),

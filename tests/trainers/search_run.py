@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from hf_ebm.trainers import SearchAwareTrainer
+from hf_ebm.trainers import Seq2SeqObjectiveTrainer
 from tests.trainers.test_trainers import KINDS, rows, trainer_of
 
 
@@ -14,7 +14,7 @@ def run_all(folder: Path) -> None:
     # Sorted by length: the two processes decode another number of steps.
     dataset = sorted(rows(), key=lambda row: len(row["labels"]))
     for kind in KINDS:
-        trainer: SearchAwareTrainer = trainer_of(
+        trainer: Seq2SeqObjectiveTrainer = trainer_of(
             kind, folder / "work", dataset=dataset, per_device_train_batch_size=8 // processes
         )
         trainer.train()

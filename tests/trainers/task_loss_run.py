@@ -48,7 +48,7 @@ def trainer_of(kind: str, folder: Path, processes: int):
         """Candidates that depend on the row alone, where processes would draw their own."""
         return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets], None
 
-    trainer.sample = fixed
+    trainer.candidates.sample = fixed
     return trainer
 
 
@@ -75,8 +75,8 @@ def run_all(folder: Path) -> None:
         trainer = trainer_of(kind, folder / "work", processes)
         decodes = []
         if isinstance(trainer, MGSTrainer):
-            costs = trainer.costs
-            trainer.costs = lambda *given, costs=costs, decodes=decodes: decodes.append(1) or costs(*given)
+            costs = trainer.candidates.costs
+            trainer.candidates.costs = lambda *given, costs=costs, decodes=decodes: decodes.append(1) or costs(*given)
         # What two processes are compared with runs the encoder for every candidate.
         once = repeated if processes == 1 else encoded_once
         with patch.object(sequence_pairs, "encoded_once", once):

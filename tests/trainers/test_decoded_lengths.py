@@ -33,14 +33,14 @@ def never_ending(model):
 
 def spied(trainer):
     """Every sequence that a trainer decodes, with the length that it asked for."""
-    found, decode = [], trainer.decode
+    found, decode = [], trainer.candidates.decode
 
     def spying(pairs, config, *arguments, **options):
         decoded = decode(pairs, config, *arguments, **options)
         found.extend((ids, config.max_new_tokens) for row in decoded for ids in row)
         return decoded
 
-    trainer.decode = spying
+    trainer.candidates.decode = spying
     return found
 
 

@@ -83,10 +83,10 @@ def trainer_of(kind, tmp_path, model, **settings):
 def test_a_row_is_decoded_as_it_is_alone_whatever_stands_beside(name, tmp_path):
     model, rows = made(name), completion_rows()
     trainer = trainer_of("mgs", tmp_path, model)
-    batch = trainer.pairs(collate_right(rows))
+    batch = trainer.candidates.pairs(collate_right(rows))
     assert len({len(prompt) for prompt in batch.prompts}) > 1
-    config = trainer.decoder(batch, do_sample=False, max_new_tokens=6)
-    beside = [found[0].tolist() for found in trainer.decode(batch, config)]
+    config = trainer.candidates.settings(batch, do_sample=False, max_new_tokens=6)
+    beside = [found[0].tolist() for found in trainer.candidates.decode(batch, config)]
     for prompt, found in zip(batch.prompts, beside, strict=True):
         ids = model.generate(prompt[None], generation_config=config)[0, len(prompt) :].tolist()
         assert found == (ids[: ids.index(END) + 1] if END in ids else ids)
@@ -96,7 +96,7 @@ def test_a_row_is_decoded_as_it_is_alone_whatever_stands_beside(name, tmp_path):
 def test_samples_are_scored_by_the_steps_that_drew_them(name, tmp_path, monkeypatch):
     model, logits = made(name), []
     trainer = trainer_of("gradient", tmp_path, model)
-    batch = trainer.pairs(collate_right(completion_rows()))
+    batch = trainer.candidates.pairs(collate_right(completion_rows()))
     generate = model.generate
 
     def noted(**inputs):
@@ -106,9 +106,9 @@ def test_samples_are_scored_by_the_steps_that_drew_them(name, tmp_path, monkeypa
         return whole.sequences
 
     monkeypatch.setattr(model, "generate", noted)
-    samples, ruled_out = trainer.sample(batch, 3)
+    samples, ruled_out = trainer.candidates.sample(batch, 3)
     with torch.no_grad():
-        found, _ = trainer.score(model, batch, samples, ruled_out)
+        found, _ = trainer.candidates.score(model, batch, samples, ruled_out)
     drawn = {}  # by the sample; steps are those of the stock `generate`
     for ids, scores in logits:
         each = scores.log_softmax(-1).gather(2, ids[..., None])[..., 0]
@@ -138,10 +138,10 @@ def test_a_new_model_is_tried_too(tmp_path):
     args = PolicyGradientConfig(str(tmp_path), **ONE_STEP)
     trainer = PolicyGradientTrainer(args=args, model_init=lambda: tiny_causal())
     trainer.model = made("bart")
-    assert trainer.by_length
+    assert trainer.candidates.by_length
     trainer.model = made("roberta")
     with pytest.raises(ValueError, match="gives tokens other probabilities"):
-        trainer.pairs(collate_right(completion_rows()))
+        trainer.candidates.pairs(collate_right(completion_rows()))
     with pytest.raises(ValueError, match="gives tokens other probabilities"):
         PolicyGradientTrainer(args=args, model_init=lambda: made("roberta"))
     with pytest.raises(ValueError, match="model must be a sequence-to-sequence or a causal language model"):
@@ -165,8 +165,8 @@ def test_the_trial_passes_and_leaves_nothing_behind(family, dtype, tmp_path):
     model.train()
     trainer = trainer_of("gradient", tmp_path, model)
     before, config, seed = state_of(model), model.generation_config.to_dict(), torch.get_rng_state()
-    assert decodes_as_scored(model, trainer.pad_id, trainer.end_ids)
-    assert not trainer.by_length and model.training
+    assert decodes_as_scored(model, trainer.candidates.pad_id, trainer.candidates.end_ids)
+    assert not trainer.candidates.by_length and model.training
     assert torch.equal(torch.get_rng_state(), seed)
     assert model.generation_config.to_dict() == config and state_of(model) == before
 
@@ -192,9 +192,9 @@ SCALED = {
 def test_nothing_is_decoded_where_rotary_frequencies_change(kind, tmp_path):
     trainer = trainer_of("gradient", tmp_path, SCALED[kind](), max_length_ratio=9.0)
     ids = torch.tensor([[4, 5, 6, 7, 8, END]])
-    pairs = trainer.pairs({"input_ids": ids, "labels": torch.tensor([[-100] * 5 + [END]])})
-    assert trainer.decoder(pairs).max_new_tokens == 3
+    pairs = trainer.candidates.pairs({"input_ids": ids, "labels": torch.tensor([[-100] * 5 + [END]])})
+    assert trainer.candidates.settings(pairs).max_new_tokens == 3
     # Of models with a kind of frequencies for each type of layer.
     config = trainer.model.config
     config.rope_parameters = {"full_attention": config.rope_parameters, "sliding_attention": {"rope_type": "default"}}
-    assert trainer.decoder(pairs).max_new_tokens == 3
+    assert trainer.candidates.settings(pairs).max_new_tokens == 3

@@ -264,7 +264,7 @@ def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog):
 
 
 def test_much_work_is_told(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("hf_ebm.trainers.energy._MUCH_WORK", 8)
+    monkeypatch.setattr("hf_ebm.trainers.energy_rows.MUCH_WORK", 8)
     rows = [{"input_ids": [1, 5, 2]}, {"input_ids": [1, 5, 6, 2]}]
     for objective, told in (("mlm", 0), ("pll", 1)):
         caplog.clear()

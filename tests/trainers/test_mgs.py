@@ -371,9 +371,11 @@ def test_adapters_decode_as_precisely_as_they_are_scored(tmp_path):
 
 def test_every_end_token_ends(tmp_path):
     trainer = trainer_of(tmp_path, generation_config=GenerationConfig(eos_token_id=[END, 7], pad_token_id=PAD))
-    decoded = trainer.decode(pairs := trainer.pairs(collate_right(completion_rows())), trainer.decoder(pairs))
+    decoded = trainer.candidates.decode(
+        pairs := trainer.candidates.pairs(collate_right(completion_rows())), trainer.candidates.settings(pairs)
+    )
     assert all(not {END, 7} & set(found[0][:-1].tolist()) for found in decoded)
-    assert trainer.end_ids == [END, 7]
+    assert trainer.candidates.end_ids == [END, 7]
 
 
 def test_labels_are_checked(tmp_path):

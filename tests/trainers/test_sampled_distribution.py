@@ -151,8 +151,8 @@ def test_the_policy_gradient_is_of_what_is_drawn(case, tmp_path):
     before = copy.deepcopy(model)
     trainer = trainer_of(tmp_path, model, settings, baseline="running_mean")
     model.train()
-    pairs = trainer.pairs(batch)
-    (samples,), ruled_out = trainer.sample(pairs, 2000)
+    pairs = trainer.candidates.pairs(batch)
+    (samples,), ruled_out = trainer.candidates.sample(pairs, 2000)
     drawn, ruled_out = each_once(samples, ruled_out)
     sequences = list(every_sequence(most, rule))
     assert sorted(ids.tolist() for ids in drawn) == sorted(sequences)  # those that can be drawn, all of them
@@ -162,9 +162,9 @@ def test_the_policy_gradient_is_of_what_is_drawn(case, tmp_path):
     (logs.exp() * costs).sum().backward()
 
     weighted = len(drawn) * logs.detach().exp() * costs
-    trainer.sample = lambda pairs, count: ([drawn], ruled_out)
-    trainer.candidate_costs = lambda pairs, candidates: weighted[None]
-    log_probs, _ = trainer.score(model, pairs, [drawn], ruled_out)
+    trainer.candidates.sample = lambda pairs, count: ([drawn], ruled_out)
+    trainer.candidates.candidate_costs = lambda pairs, candidates: weighted[None]
+    log_probs, _ = trainer.candidates.score(model, pairs, [drawn], ruled_out)
     torch.testing.assert_close(log_probs[0], logs, atol=1e-9, rtol=1e-9)
     trainer.training_terms(model, pairs).loss.backward()
     expected = gradient(before.parameters())
@@ -186,9 +186,9 @@ def test_every_row_of_a_batch_has_its_own_rule(tmp_path):
         "labels": torch.tensor([[5, 3, END], [4, END, -100], [END, -100, -100]]),
     }
     trainer = trainer_of(tmp_path, model, {}, cross_entropy_weight=0.5)
-    pairs = trainer.pairs(batch)
-    samples, ruled_out = trainer.sample(pairs, 4)
-    found, cross_entropy = trainer.score(model, pairs, samples, ruled_out)
+    pairs = trainer.candidates.pairs(batch)
+    samples, ruled_out = trainer.candidates.sample(pairs, 4)
+    found, cross_entropy = trainer.candidates.score(model, pairs, samples, ruled_out, with_targets=True)
     for row, most in enumerate((3, 2, 1)):
         one = {name: batch[name][row : row + 1, :most] for name in batch}
 
@@ -208,10 +208,10 @@ def test_a_forced_first_token_cancels_in_minimum_risk(tmp_path):
     before = copy.deepcopy(model)
     classes = (MinimumRiskTrainer, MinimumRiskConfig)
     trainer = trainer_of(tmp_path, model, {"forced_bos_token_id": 5}, classes, num_candidates=6, sharpness=0.7)
-    sample, drawn = trainer.sample, []
-    trainer.sample = lambda *given: drawn.append(sample(*given)) or drawn[0]
+    sample, drawn = trainer.candidates.sample, []
+    trainer.candidates.sample = lambda *given: drawn.append(sample(*given)) or drawn[0]
     model.train()
-    pairs = trainer.pairs(batch)
+    pairs = trainer.candidates.pairs(batch)
     risk = trainer.training_terms(model, pairs).loss
     risk.backward()
     candidates = {tuple(ids.tolist()): ids for ids in [pairs.targets[0], *drawn[0][0][0]]}.values()

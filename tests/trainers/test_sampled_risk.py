@@ -48,14 +48,14 @@ def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right,
         model, args, cost=cost, train_dataset=dataset, eval_dataset=completion_rows(5, 9), data_collator=collator
     )
     trainer.drawn = []
-    sample = trainer.sample
+    sample = trainer.candidates.sample
 
     def remembered(*arguments, **options):
         drawn, ruled_out = sample(*arguments, **options)
         trainer.drawn.append(drawn)
         return drawn, ruled_out
 
-    trainer.sample = remembered
+    trainer.candidates.sample = remembered
     return trainer
 
 
@@ -152,7 +152,7 @@ def test_the_policy_gradient_is_that_of_the_expected_cost(tmp_path):
     every = [torch.tensor([END])] + [torch.tensor([a, b]) for a in left if a != END for b in left]
     never = (torch.arange(V) == PAD).expand(sum(map(len, every)), V)
     costs = normalized_edit_distance(every, [target] * len(every)).double()
-    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
+    logs = trainer.candidates.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
     assert logs.exp().sum().item() == pytest.approx(1, abs=1e-9)
     assert logs[0].item() == pytest.approx(log_prob_by_hand(before, prompt, every[0], [PAD]).item())
     (logs.exp() * costs).sum().backward()
@@ -163,7 +163,7 @@ def test_the_policy_gradient_is_that_of_the_expected_cost(tmp_path):
     ])  # fmt: skip
     relative = float((found - exact).norm() / exact.norm())
     assert relative < 0.25
-    logs = trainer.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
+    logs = trainer.candidates.pairs(collate_right(data)).log_probs(before, [0] * len(every), every, never)
     shuffled = costs[torch.randperm(len(costs), generator=torch.Generator().manual_seed(0))]
     other = torch.autograd.grad((logs.exp() * shuffled).sum(), list(before.parameters()))
     assert float((found - torch.cat([g.flatten() for g in other])).norm() / exact.norm()) > 0.6  # other costs: noticed
@@ -274,7 +274,10 @@ def test_weights_that_stay_on_one_candidate_are_told_once(turn, settings, told, 
     settings.setdefault("sharpness", MinimumRiskConfig.sharpness)
     trainer = trainer_of("minimum risk", tmp_path, dataset=completion_rows(2), **settings)
     ids = torch.arange(30).remainder(20) + 3
-    trainer.sample = lambda pairs, count, temperature: ([[ids.roll(turn * n) for n in range(count)]] * len(pairs), None)
+    trainer.candidates.sample = lambda pairs, count, temperature: (
+        [[ids.roll(turn * n) for n in range(count)]] * len(pairs),
+        None,
+    )
     trainer.train()
     found = [record.message for record in caplog.records if "effective candidates" in record.message]
     assert len(found) == (told is not None) and all(told in text for text in found)
@@ -321,7 +324,7 @@ def test_what_the_models_own_decoding_says_does_not_touch_samples(own, tmp_path)
         trainer_of("self-critical", tmp_path, tiny_causal(), completion_rows(2), num_candidates=20) for _ in range(2)
     )
     changed.model.generation_config.update(**own)
-    changed.decoding_config.update(**own)
+    changed.candidates.config.update(**own)
     for trainer in (plain, changed):
         trainer.train()
     drawn = [[ids.tolist() for found in trainer.drawn[0] for ids in found] for trainer in (plain, changed)]
@@ -332,7 +335,7 @@ def test_what_the_models_own_decoding_says_does_not_touch_samples(own, tmp_path)
 def test_sampled_duplicates_count_once_in_a_step(tmp_path):
     trainer = trainer_of("minimum risk", tmp_path, include_target=False, num_candidates=4)
     twice = [torch.tensor([5, END]), torch.tensor([6, END])]
-    trainer.sample = lambda pairs, count, temperature: ([[*twice, *twice] for _ in range(len(pairs))], None)
+    trainer.candidates.sample = lambda pairs, count, temperature: ([[*twice, *twice] for _ in range(len(pairs))], None)
     trainer.train()
     assert trainer.state.log_history[0]["num_distinct"] == 2
 
@@ -350,7 +353,7 @@ def test_the_self_critical_baseline_is_greedy(tmp_path):
     baselines = []
     for own in ({}, {"do_sample": True, "num_beams": 3, "top_k": 0}):
         trainer = trainer_of("self-critical", tmp_path)
-        trainer.decoding_config.update(**own)
+        trainer.candidates.config.update(**own)
         trainer.train()
         baselines.append(trainer.state.log_history[0]["baseline"])
     assert baselines[0] == baselines[1]

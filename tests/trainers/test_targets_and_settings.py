@@ -66,8 +66,8 @@ def test_nothing_is_decoded_beyond_the_positions_of_a_decoder(kind, tmp_path):
     """LED calls them by another name; 1.3 times 58 would be 76 of 64."""
     trainer = trainer_of(kind, tmp_path, tiny_seq2seq("led"), long_rows(58))
     trainer.train()
-    pairs = trainer.pairs(collate(long_rows(58)))
-    assert trainer.decoder(pairs).max_new_tokens == 63
+    pairs = trainer.candidates.pairs(collate(long_rows(58)))
+    assert trainer.candidates.settings(pairs).max_new_tokens == 63
 
 
 def test_lengths_stand_under_the_names_that_families_give_them():

@@ -12,10 +12,10 @@ from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, gold_sco
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers import (
+    CrossEntropyConfig,
     CrossEntropyTrainer,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
-    SearchAwareConfig,
     SelfNormalizedConfig,
     SelfNormalizedTrainer,
     SoftBeamConfig,
@@ -25,7 +25,7 @@ from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
 from tests.seq2seq_families import seq2seq_batch, tiny_seq2seq
 
 KINDS = {
-    "cross-entropy": (CrossEntropyTrainer, SearchAwareConfig, {}),
+    "cross-entropy": (CrossEntropyTrainer, CrossEntropyConfig, {}),
     "self-normalized": (SelfNormalizedTrainer, SelfNormalizedConfig, {"log_z_weight": 0.3}),
     "scheduled sampling": (
         ScheduledSamplingTrainer,
@@ -349,7 +349,7 @@ def test_arguments_of_another_kind_are_refused(tmp_path):
             trainer_class(model, args)
     with pytest.raises(ValueError, match="compute_loss_func must be None"):
         CrossEntropyTrainer(
-            model, SearchAwareConfig(str(tmp_path), report_to=[], use_cpu=True), compute_loss_func=lambda *a: 0
+            model, CrossEntropyConfig(str(tmp_path), report_to=[], use_cpu=True), compute_loss_func=lambda *a: 0
         )
     unlabeled = [{"input_ids": row["input_ids"]} for row in rows()]
     trainer = trainer_of("soft beam", tmp_path, dataset=unlabeled)

@@ -1,17 +1,25 @@
-"""What the trainers share: normalization of losses over items, logged terms, rows without anything to score."""
+"""The base of all trainers: losses averaged over items, logged terms, rows without anything to score, cards."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
@@ -20,9 +28,10 @@ from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
 from hf_ebm.processes import check_joined, warn_of_fewer
+from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
-from hf_ebm.trainers.columns import COLUMNS, columns_at
-from hf_ebm.trainers.publishing import PublishingTrainerMixin
+from hf_ebm.trainers.labels import COLUMNS, columns_at
+from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
 
 logger = logging.get_logger(__name__)
 
@@ -42,8 +51,35 @@ class LossTerms:
     constants: dict[str, float] = field(default_factory=dict)
 
 
-class LossTermsMixin(PublishingTrainerMixin):
-    """Gives a Trainer `compute_loss` from a method `loss_terms` that returns `LossTerms`.
+class StockArguments(TypedDict, total=False):
+    """What every trainer takes beside `model`, `args` and what is its own, as Transformers' `Trainer` does."""
+
+    data_collator: Callable[[list], Any] | None
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: PreTrainedTokenizerBase | ProcessorMixin | None
+    model_init: Callable[..., PreTrainedModel] | None
+    compute_loss_func: None
+    compute_metrics: Callable[[EvalPrediction], dict] | None
+    callbacks: list | None
+    optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None]
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def takes_stock_arguments(constructor: Constructor) -> Constructor:
+    """Shows `StockArguments` by name in the signature of a constructor whose `**kwargs` they are."""
+    *own, others = inspect.signature(constructor).parameters.values()
+    theirs = inspect.signature(Trainer).parameters
+    named = [theirs[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in StockArguments.__annotations__]
+    vars(constructor)["__signature__"] = inspect.Signature([*own, *named, others])
+    return constructor
+
+
+class ObjectiveTrainer(Trainer):
+    """Base of all trainers: `compute_loss` is made of a method `loss_terms`, which returns `LossTerms`.
 
     The loss is a mean over items, whatever the accumulation, the batch sizes and the number of processes. Terms are
     logged under their names, averaged over what was trained since the last log. Subclasses have a `config_class`.
@@ -60,48 +96,48 @@ class LossTermsMixin(PublishingTrainerMixin):
     There is a warning where `accelerate launch` was asked for several processes and started this one alone.
 
     Raises:
-        ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, a model that `model_init`
-            made as for one that is given, adapters that aren't layers of the model (prompts, prefixes), activation
-            checkpointing of a model that has no layers to recompute, and where a
+        ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, `compute_metrics` without
+            predictions, a model that `model_init` made as for one that is given, adapters that aren't layers of the
+            model (prompts, prefixes), activation checkpointing of a model that has no layers to recompute, and where a
             launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
+    config_class: ClassVar[type[TrainingArguments]]
+    bibtex: ClassVar[Sequence[str]] = ()
+    mean_over: ClassVar[Literal["rows", "tokens"]] = "rows"  # the items
     row_must_have: ClassVar[str]  # "{row}" stands for its number
     needs_every_row: ClassVar[bool] = False  # in training
     evaluated_terms: tuple[str, ...] = ()  # what an evaluation logs beside its loss
+    model: PreTrainedModel  # or an adapter of PEFT on one, which passes on what it doesn't have itself
 
+    @takes_stock_arguments
     def __init__(
         self,
         model: PreTrainedModel | nn.Module | None = None,
         args: TrainingArguments | None = None,
-        *,
-        data_collator: Callable[[list], Any] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
-        model_init: Callable[..., PreTrainedModel] | None = None,
-        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
-        callbacks: list | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[StockArguments],
     ):
         if not isinstance(args, self.config_class):
             raise ValueError(f"args must be a {self.config_class.__name__}, got {type(args).__name__}")
         check_joined(args.world_size)
         warn_of_fewer()
-        self.check_arguments(args, compute_metrics)
+        generates = getattr(args, "predict_with_generate", None)  # None of what makes no predictions at all
+        if kwargs.get("compute_metrics") is not None and not generates:
+            raise ValueError(
+                f"compute_metrics must be None: {type(self).__name__} makes no predictions"
+                if generates is None
+                else "compute_metrics needs predict_with_generate=True: its predictions are generated tokens"
+            )
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a model object, got {shown(model)}")
         if model is not None:
             self._check_base(model, args)
-        super().__init__(
-            model=model, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset,
-            data_collator=self.default_collator(model) if data_collator is None else data_collator,
-            processing_class=processing_class, model_init=model_init, compute_metrics=compute_metrics,
-            callbacks=callbacks, **kwargs,
-        )  # fmt: skip
+        if kwargs.get("data_collator") is None:
+            kwargs["data_collator"] = self.default_collator(model)
+        super().__init__(model=model, args=args, **kwargs)
         # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
         # take the number: the losses here are sums that are divided by it.
         self.model_accepts_loss_kwargs = True
@@ -109,9 +145,6 @@ class LossTermsMixin(PublishingTrainerMixin):
         self._constants: dict[bool, dict[str, float]] = {True: {}, False: {}}
         self._batches_seen = (-1, 0)  # global step, batches of it so far
         self.set_up()
-
-    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
-        """Raises `ValueError` for arguments that don't fit, before anything is done."""
 
     def default_collator(self, model: object) -> Callable[[list], Any] | None:
         """What makes batches where no collator is given; None for the Trainer's."""
@@ -130,6 +163,22 @@ class LossTermsMixin(PublishingTrainerMixin):
     def check_model(self, model: PreTrainedModel) -> None:
         """Raises `ValueError` for a model of another kind; of a `PeftModel` it gets the base model."""
 
+    def check_batch(self, inputs: dict[str, Any]) -> None:
+        """Raises `ValueError` for a batch the objective cannot take."""
+
+    def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """In which rows of a batch there is something to score, (B,) bool."""
+        raise NotImplementedError
+
+    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+        """What is logged, from the averages of the terms."""
+        return averages
+
+    @property
+    def module(self) -> PreTrainedModel:
+        """The model without data-parallel wrapper; inside autocast, where the arguments say so."""
+        return self.accelerator.unwrap_model(self.model)
+
     def _check_base(self, model: nn.Module, args: TrainingArguments) -> None:
         """Every model that is trained, given or made, is checked without what is around it."""
         inner = extract_model_from_parallel(model, keep_torch_compile=False)
@@ -147,13 +196,6 @@ class LossTermsMixin(PublishingTrainerMixin):
         self._check_base(model, self.args)
         return model
 
-    def check_batch(self, inputs: dict[str, Any]) -> None:
-        """Raises `ValueError` for a batch the objective cannot take."""
-
-    def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """In which rows of a batch there is something to score, (B,) bool."""
-        raise NotImplementedError
-
     def checked_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
         """`scored_rows` of a batch that is as it has to be.
 
@@ -167,10 +209,24 @@ class LossTermsMixin(PublishingTrainerMixin):
             raise ValueError(missing if self.needs_every_row else f"{missing}, or else another row of the batch")
         return scored
 
+    def num_rows(self, inputs: dict[str, Any]) -> int:
+        """How many rows of a batch a loss that is a mean over rows counts."""
+        return int(self.scored_rows(inputs).sum())
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
+        if self.mean_over == "tokens":
+            return super()._get_num_items_in_batch(batch_samples, device)
+        rows = torch.tensor(sum(map(self.num_rows, batch_samples)), device=device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            rows = self.accelerator.gather(rows).sum()
+        return rows
+
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """The Trainer's; nothing is left over from a run before."""
+        """The Trainer's; nothing is left over from a run before, and where it began is noted for the card."""
         self._sums[True] = {}
         self._batches_seen = (-1, 0)
+        self.pop_callback(FirstStep)
+        self.add_callback(FirstStep)
         return super().train(*args, **kwargs)
 
     def next_batch_seed(self, *key: int) -> int:
@@ -195,7 +251,7 @@ class LossTermsMixin(PublishingTrainerMixin):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The objective's sum over the number of tokens."""
+        """The objective's sum over the number of items."""
         scored, training = self.checked_rows(inputs), self.model.training
         if bool(scored.any()):
             with nullcontext() if training else state_kept(self.model):
@@ -205,19 +261,35 @@ class LossTermsMixin(PublishingTrainerMixin):
             dtype = torch.promote_types(self.model.dtype, torch.float32)  # that of losses: processes gather them
             nothing = torch.zeros((), dtype=dtype, device=scored.device)
             terms = LossTerms(nothing, nothing, dict.fromkeys(self.evaluated_terms, (nothing, nothing)))
-        self._add(training, {"loss": (terms.loss, terms.items), **terms.logged})
+        self.add_terms(training, {"loss": (terms.loss, terms.items), **terms.logged})
         loss = terms.loss / (terms.items if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes, this undoes it
         return (loss, {}) if return_outputs else loss
 
-    def _add(self, training: bool, terms: Mapping[str, tuple[torch.Tensor, torch.Tensor | int]]) -> None:
+    def evaluated_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """`compute_loss` of a batch in evaluation."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs).detach()
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """The objective, without predictions."""
+        return self.evaluated_loss(model, self._prepare_inputs(inputs)), None, None
+
+    def add_terms(self, training: bool, terms: Mapping[str, tuple[torch.Tensor, torch.Tensor | int]]) -> None:
+        """Takes in sums, and the counts they are divided by, for the next log or the end of the evaluation."""
         sums = self._sums[training]
         for name, (value, count) in terms.items():
             pair = torch.stack([value.detach().double(), torch.as_tensor(count, device=value.device).double()])
             sums[name] = sums[name] + pair if name in sums else pair
 
-    def _averages(self, training: bool) -> dict[str, float]:
+    def averages(self, training: bool) -> dict[str, float]:
         """Averages since the last call, over all processes."""
         sums, self._sums[training] = self._sums[training], {}
         averages = {}
@@ -226,23 +298,19 @@ class LossTermsMixin(PublishingTrainerMixin):
             averages[name] = total / count if count else math.nan
         return self.derived_logs(averages)
 
-    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
-        """What is logged, from the averages of the terms."""
-        return averages
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Adds the terms of the objective to the Trainer's training logs."""
         if "loss" in logs and self._sums[True]:
-            averages = self._averages(training=True)
+            averages = self.averages(training=True)
             averages.pop("loss")
             logs = {**logs, **averages, **self._constants[True]}
         super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """The Trainer's loop; losses are averaged over tokens, not over batches."""
+        """The Trainer's loop; losses are averaged over items, not over batches."""
         self._sums[False] = {}
         output, prefix = super().evaluation_loop(*args, **kwargs), kwargs.get("metric_key_prefix", "eval")
-        averages = {**self._averages(training=False), **self._constants[False]} if self._sums[False] else {}
+        averages = {**self.averages(training=False), **self._constants[False]} if self._sums[False] else {}
         if output.metrics is not None:
             output.metrics.update({f"{prefix}_{name}": value for name, value in averages.items()})
         if math.isnan(averages.get("loss", 0.0)) and self.is_world_process_zero():
@@ -250,6 +318,24 @@ class LossTermsMixin(PublishingTrainerMixin):
             missing = self.row_must_have.format(row=0)
             logger.warning(f"{names}: nan, as there is nothing to score. {missing}, or else another row.")
         return output
+
+    create_model_card = create_model_card
+    training_facts = training_facts
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's, with the model's code for those who don't have `hf_ebm`.
+
+        Raises:
+            OSError: if the upload fails; what is in the output folder is whole.
+        """
+        advice = f"the model, its card and its settings in {self.args.output_dir} are whole; call push_to_hub again"
+        with upload_errors(advice):
+            return super().push_to_hub(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The Trainer's; on the way to the Hub the model's code is written beside the weights."""
+        super().save_model(output_dir, _internal_call)
+        write_own_code(self, output_dir)
 
 
 def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
@@ -261,34 +347,3 @@ def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
     if COLUMNS in inputs:
         rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
     return rows
-
-
-class RowLossMixin(LossTermsMixin):
-    """A loss that is a mean over rows, for trainers whose evaluation is the objective alone.
-
-    Raises:
-        ValueError: for `compute_metrics`: there are no predictions.
-    """
-
-    def check_arguments(self, args: Any, compute_metrics: Callable | None) -> None:
-        super().check_arguments(args, compute_metrics)
-        if compute_metrics is not None:
-            raise ValueError(f"compute_metrics must be None: {type(self).__name__} makes no predictions")
-
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        rows = torch.tensor(sum(int(self.scored_rows(batch).sum()) for batch in batch_samples), device=device)
-        if self.args.average_tokens_across_devices and self.args.world_size > 1:
-            rows = self.accelerator.gather(rows).sum()
-        return rows
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor, None, None]:
-        """The objective, without predictions."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs).detach(), None, None

@@ -1,0 +1,283 @@
+"""Candidates of a batch's rows: decoded or sampled from a trainer's model, costed, and scored."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging
+
+from hf_ebm.model_facts import generation_limit, special_ids
+from hf_ebm.objectives.sequence_costs import SequenceCost
+from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.random_state import seeded
+from hf_ebm.trainers.decoding_trial import decodes_as_scored
+from hf_ebm.trainers.labels import COLUMNS, check_logits_fit, columns_at
+from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.sequence_pairs import (
+    DEFAULT_LENGTH,
+    RuledOutTokens,
+    SequencePairs,
+    decoding_length,
+    length_terms,
+    new_token_limit,
+)
+
+logger = logging.get_logger(__name__)
+
+NO_ROOM = "max_length must leave room behind a prompt of {} tokens, got {}"
+
+# What the decoder's configuration says of samples too: where they end, and what it forces or forbids.
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+_OF_SAMPLES = (
+    "eos_token_id", "max_new_tokens", *_FORCED, "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+)  # fmt: skip
+
+
+class CandidateDecoder:
+    """Decodes, samples, costs and scores candidates with the present model of a trainer.
+
+    Args:
+        trainer: whose model, arguments and processing class are used.
+        config: how is decoded; of its special tokens those that are open are the model's.
+        cost: of sequences.
+        max_length_ratio: of what is decoded to the longest target of a batch, at most.
+        scores_its_samples: whether log probabilities must be those that samples are drawn by.
+
+    Raises:
+        ValueError: for no end token, a model that can't be tried, and with `scores_its_samples` for a model whose
+            tokens have other probabilities in decoding than in one pass over a sequence, or whose experts have a
+            capacity.
+    """
+
+    def __init__(
+        self,
+        trainer: ObjectiveTrainer,
+        config: GenerationConfig,
+        cost: SequenceCost,
+        max_length_ratio: float,
+        scores_its_samples: bool,
+    ):
+        self.trainer, self.config, self.cost = trainer, config, cost
+        self.max_length_ratio, self.scores_its_samples = max_length_ratio, scores_its_samples
+        self.end_ids = special_ids("eos_token_id", config, trainer.model)
+        if not self.end_ids:
+            raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
+        config.eos_token_id = self.end_ids
+        self.pad_id = config.pad_token_id = [*special_ids("pad_token_id", config, trainer.model), *self.end_ids][0]
+        self._told_short = False  # that the configuration cuts off before targets end
+        self._tried, self._by_length = trainer.module, self._try_decoding(trainer.module)
+
+    @property
+    def by_length(self) -> bool:
+        """Whether prompts of unequal length are decoded apart, as padding changes what the present model decodes."""
+        module = self.trainer.module
+        if self._tried is not module:  # which `model_init` may have replaced
+            self._tried, self._by_length = module, self._try_decoding(module)
+        return self._by_length
+
+    def _try_decoding(self, model: PreTrainedModel) -> bool:
+        name = type(model).__name__
+        if self.scores_its_samples and getattr(model.config, "expert_capacity", None) is not None:
+            raise ValueError(
+                f"model: an expert of {name} takes expert_capacity={model.config.expert_capacity} tokens, so that the "
+                "probability of a sample depends on what stands beside it; MinimumRiskTrainer and MGSTrainer take it"
+            )
+        limit = generation_limit(model)
+        agrees = functools.partial(decodes_as_scored, model, self.pad_id, self.end_ids, limit=limit)
+        if agrees():
+            return False
+        causal = not model.config.is_encoder_decoder
+        if not causal or not agrees(by_length=True):
+            found = f"model: {name} gives tokens other probabilities in decoding than in one pass over a sequence"
+            if self.scores_its_samples:
+                raise ValueError(
+                    f"{found}, so that the gradient would be of another distribution than that of the samples; "
+                    "MinimumRiskTrainer and MGSTrainer take it"
+                )
+            logger.warning(f"{found}: what is decoded comes from the former, its likelihood from the latter")
+        return causal
+
+    def pairs(self, inputs: dict) -> SequencePairs:
+        """A batch as prompts and targets."""
+        pairs = SequencePairs.of(self.trainer.module, inputs, self.pad_id, self.end_ids)
+        pairs.by_length, pairs.columns = self.by_length, inputs.get(COLUMNS, {})
+        return pairs
+
+    def settings(self, pairs: SequencePairs, **changes: Any) -> GenerationConfig:
+        """How a batch is decoded, with the length that its targets and the `generation_config` allow."""
+        config = copy.deepcopy(self.config)
+        config.update(max_length=None, max_new_tokens=self._max_new_tokens(pairs), use_cache=True)
+        config.update(return_dict_in_generate=False, output_scores=False, output_logits=False)
+        if unknown := config.update(**changes):
+            raise ValueError(
+                "arguments of generation must be those of GenerationConfig, or logits_processor, got "
+                f"{', '.join(unknown)}"
+            )
+        return config
+
+    def decode(
+        self,
+        pairs: SequencePairs,
+        config: GenerationConfig,
+        seed: int | None = None,
+        num_samples: int = 1,
+        processor: RuledOutTokens | None = None,
+        further: Sequence[Callable] = (),
+    ) -> list[list[torch.Tensor]]:
+        """Decodes a batch with its own random numbers, as precisely as it is scored.
+
+        Autocast is said here as PEFT's `generate` goes past the forward in which accelerate puts it.
+        """
+        trainer = self.trainer
+        seed = trainer.args.seed if seed is None else seed
+        with seeded(seed, pairs.targets[0].device), trainer.accelerator.autocast():
+            return pairs.decode(trainer.module, config, num_samples, processor, further)
+
+    def new_tokens(self, targets: Sequence[Sized], start: int) -> int:
+        """The most tokens that are decoded behind `start`, by the targets and `generation_config`; may be below 1."""
+        by_targets = decoding_length(targets, self.max_length_ratio) or None  # of a batch without any
+        limits = (by_targets, new_token_limit(self.config, start))
+        return min((limit for limit in limits if limit is not None), default=DEFAULT_LENGTH)
+
+    def start(self, pairs: SequencePairs) -> int:
+        """The tokens that stand before what is decoded, in the longest row."""
+        return 1 if self.trainer.module.config.is_encoder_decoder else max(map(len, pairs.prompts))
+
+    def _max_new_tokens(self, pairs: SequencePairs) -> int:
+        start = self.start(pairs)
+        length = self.new_tokens(pairs.targets, start)
+        if length < 1:
+            raise ValueError(NO_ROOM.format(start, self.config.max_length))
+        longest, own = max(map(len, pairs.targets)), new_token_limit(self.config, start)
+        if own is not None and own < longest and not self._told_short:
+            self._told_short = True
+            logger.warning(
+                f"the generation_config ends decoding after {own} tokens, and a target has {longest}; raise its "
+                "max_new_tokens or max_length, if that isn't meant"
+            )
+        limit = generation_limit(self.trainer.module)
+        if limit is None:
+            return length
+        room = limit - start
+        if room < 1:
+            raise ValueError(f"prompts must leave room for a token, got one of {start} with {limit} positions")
+        return min(length, room)  # a position that the model lacks would be an error in the middle of decoding
+
+    def length_terms(self, sequences: list[torch.Tensor], config: GenerationConfig) -> dict[str, tuple]:
+        """What is logged of the lengths of sequences that were decoded so."""
+        return length_terms(sequences, self.end_ids, config)
+
+    def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
+        """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
+        references = [pairs.targets[row] for row in rows]
+        wanted = self.cost.parameters.takes("prompts")
+        if not pairs.prompts and self.cost.parameters.others.get("prompts"):
+            raise ValueError(f"inputs must have input_ids: the cost {self.cost.name!r} reads prompts")
+        prompts = [pairs.prompts[row] for row in rows] if wanted and pairs.prompts else None
+        columns = columns_at(pairs.columns, rows)
+        read = self._texts if self.cost.reads == "texts" else _lists
+        device = pairs.targets[0].device
+        with torch.autocast(device.type, enabled=False):  # a scorer computes as precisely in every objective
+            costs = self.cost(read(sequences), read(references), read(prompts) if prompts else None, columns)
+        return costs.to(device)
+
+    def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
+        processing = self.trainer.processing_class
+        decode = getattr(processing, "batch_decode", None)
+        if decode is None:
+            raise ValueError(f"processing_class must decode ids, got {type(processing).__name__}")
+        return decode(_lists(sequences), skip_special_tokens=True)
+
+    def candidate_costs(self, pairs: SequencePairs, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
+        """Costs of candidates, (B, S), 0 where a row has fewer."""
+        rows = [row for row, found in enumerate(candidates) for _ in found]
+        return by_row(self.costs(pairs, rows, [ids for found in candidates for ids in found]), candidates)
+
+    def check_sampling(self) -> None:
+        """Raises `ValueError` for several ids as the forced first or last token.
+
+        Which of them it is would be drawn, not by the model.
+        """
+        for name in _FORCED:
+            ids = getattr(self.config, name)
+            if ids is not None and torch.tensor(ids).numel() != 1:
+                raise ValueError(f"{name} must be one token for a model to be sampled from, got {ids}")
+
+    def check_scores_fit(self, labels: torch.Tensor, count: int) -> None:
+        """Raises `ValueError` where `count` scored candidates a row, as long as they may get, don't fit into memory."""
+        module = self.trainer.module
+        targets = int((labels != IGNORED).sum(1).max())
+        prompts = 0 if module.config.is_encoder_decoder else labels.shape[1] - targets
+        longest = prompts + max(1, self.new_tokens([range(targets)], prompts or 1))
+        settings = "per_device_train_batch_size, num_candidates, max_length_ratio"
+        check_logits_fit(settings, (len(labels) * count, longest), module)
+
+    def sample(
+        self, pairs: SequencePairs, count: int, temperature: float = 1.0
+    ) -> tuple[list[list[torch.Tensor]], torch.Tensor | None]:
+        """`count` sequences for each row from the model's distribution, at a temperature, and what was ruled out.
+
+        Nothing is cut off or penalized, whatever the decoder's configuration says: temperature, top-k and the like,
+        beams, repetition, least lengths and biases are left out. What it forces (a first token, which is a language or
+        a start; the last where a sequence reaches the greatest length) or forbids (bad words, suppressed tokens) stays,
+        and so do the rules of a model of its own. The pad token, where it ends nothing, is forbidden
+        unless nothing else is possible: some models count positions by it.
+
+        Returns:
+            The samples, and for each of their tokens those that couldn't have stood in its place, as `token_log_probs`
+            takes it: with these `score` gives log probabilities under the distribution that was drawn from (for a
+            temperature of 1).
+        """
+        decoder = self.settings(pairs)
+        config = GenerationConfig(
+            do_sample=True, temperature=temperature, top_k=0, pad_token_id=self.pad_id, use_cache=True,
+            **{name: getattr(decoder, name) for name in _OF_SAMPLES},
+        )  # fmt: skip
+        seed = self.trainer.next_batch_seed(self.trainer.accelerator.process_index)
+        ruled_out = RuledOutTokens([] if self.pad_id in self.end_ids else [self.pad_id])
+        samples = self.decode(pairs, config, seed, count, ruled_out)
+        return samples, ruled_out.of(samples)
+
+    def score(
+        self,
+        model: nn.Module,
+        pairs: SequencePairs,
+        candidates: list[list[torch.Tensor]],
+        ruled_out: torch.Tensor | None = None,
+        with_targets: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log probabilities of candidates, (B, S) with 0 where a row has fewer, and the cross entropy of each row.
+
+        All in one forward pass, as data parallelism wants it. The cross entropy is a mean over tokens, (B,).
+
+        Args:
+            ruled_out: as for `token_log_probs`, for the tokens of all candidates.
+            with_targets: whether the cross entropy is wanted; else it is None.
+        """
+        rows = [row for row, found in enumerate(candidates) for _ in found]
+        flat = [ids for found in candidates for ids in found]
+        everyone = list(range(len(pairs))) if with_targets else []
+        gold = [pairs.targets[row] for row in everyone]
+        if ruled_out is not None:
+            ruled_out = torch.cat([ruled_out, ruled_out.new_zeros(sum(map(len, gold)), ruled_out.shape[1])])
+        scores = pairs.log_probs(model, rows + everyone, flat + gold, ruled_out)
+        log_probs = by_row(scores[: len(flat)], candidates)
+        if not everyone:
+            return log_probs, None
+        lengths = torch.tensor([len(ids) for ids in pairs.targets], device=scores.device)
+        return log_probs, -scores[len(flat) :] / lengths
+
+
+def by_row(values: torch.Tensor, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
+    """One value a candidate as (B, S), with 0 where a row has fewer."""
+    return torch.nn.utils.rnn.pad_sequence(values.split([len(found) for found in candidates]), batch_first=True)
+
+
+def _lists(sequences: list[torch.Tensor]) -> list[list[int]]:
+    return [ids.tolist() for ids in sequences]
