@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import hf_ebm.objectives
+import hf_ebm.trainers
 from hf_ebm.renamed import rename_modules
 
 OLD = {
@@ -14,6 +15,15 @@ OLD = {
     "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.output"),
+    "hf_ebm.objectives.cost_columns": ("columns_for", "hf_ebm.objectives.costs"),
+    "hf_ebm.objectives.decomposable_costs": ("HammingCost", "hf_ebm.objectives.costs"),
+    "hf_ebm.objectives.enumerated": ("log_partition", "hf_ebm.exact"),
+    "hf_ebm.objectives.noise_contrastive": ("noise_contrastive_loss", "hf_ebm.objectives.losses"),
+    "hf_ebm.objectives.parameter_search": ("draw_candidates", "hf_ebm.objectives.mgs"),
+    "hf_ebm.objectives.sequence_risk": ("minimum_risk", "hf_ebm.objectives.losses"),
+    "hf_ebm.objectives.token_losses": ("cross_entropy_sum", "hf_ebm.objectives.losses"),
+    "hf_ebm.trainers.sampled_risk": ("SampledRiskConfig", "hf_ebm.trainers.task_loss"),
+    "hf_ebm.trainers.self_normalized": ("SelfNormalizedTrainer", "hf_ebm.trainers.seq2seq"),
 }
 
 

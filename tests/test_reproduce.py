@@ -178,7 +178,7 @@ def test_losses_of_a_known_energy_are_exact():
     language = chapter_6.palindromes(chapter_6.SYMBOLS, chapter_6.LENGTH)
     sequences = torch.tensor(language.sequences)
     energies = -torch.tensor(language.log_probs).view((chapter_6.SYMBOLS,) * chapter_6.LENGTH)
-    nats = chapter_6.enumerated.negative_log_likelihoods(energies, sequences)
+    nats = chapter_6.exact.negative_log_likelihoods(energies, sequences)
     weights = torch.tensor(language.log_probs).exp()
     assert float((weights * nats).sum()) == pytest.approx(language.entropy, rel=1e-12)
 

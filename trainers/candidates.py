@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from hf_ebm.model_facts import generation_limit, special_ids
-from hf_ebm.objectives.sequence_costs import SequenceCost
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.losses import IGNORED
+from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
+from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.decoding_trial import decodes_as_scored
 from hf_ebm.trainers.labels import COLUMNS, check_logits_fit, columns_at
 from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.sequence_pairs import (
     DEFAULT_LENGTH,
     RuledOutTokens,
@@ -39,14 +42,43 @@ _OF_SAMPLES = (
 )  # fmt: skip
 
 
+@dataclass
+class TaskLossConfig(GenerationTrainingConfig):
+    """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
+
+    `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
+
+    Args:
+        cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
+        max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
+            2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
+            else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
+
+    Raises:
+        ValueError: for an unknown cost or a ratio that isn't positive.
+    """
+
+    cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
+    max_length_ratio: float = field(
+        default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.cost, str):
+            raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
+        as_cost(self.cost)
+        self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
+
+
 class CandidateDecoder:
     """Decodes, samples, costs and scores candidates with the present model of a trainer.
 
     Args:
-        trainer: whose model, arguments and processing class are used.
+        trainer: whose model and processing class are used.
+        args: its arguments.
         config: how is decoded; of its special tokens those that are open are the model's.
         cost: of sequences.
-        max_length_ratio: of what is decoded to the longest target of a batch, at most.
         scores_its_samples: whether log probabilities must be those that samples are drawn by.
 
     Raises:
@@ -58,13 +90,13 @@ class CandidateDecoder:
     def __init__(
         self,
         trainer: ObjectiveTrainer,
+        args: TaskLossConfig,
         config: GenerationConfig,
         cost: SequenceCost,
-        max_length_ratio: float,
         scores_its_samples: bool,
     ):
-        self.trainer, self.config, self.cost = trainer, config, cost
-        self.max_length_ratio, self.scores_its_samples = max_length_ratio, scores_its_samples
+        self.trainer, self.args, self.config, self.cost = trainer, args, config, cost
+        self.scores_its_samples = scores_its_samples
         self.end_ids = special_ids("eos_token_id", config, trainer.model)
         if not self.end_ids:
             raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
@@ -135,13 +167,13 @@ class CandidateDecoder:
         Autocast is said here as PEFT's `generate` goes past the forward in which accelerate puts it.
         """
         trainer = self.trainer
-        seed = trainer.args.seed if seed is None else seed
+        seed = self.args.seed if seed is None else seed
         with seeded(seed, pairs.targets[0].device), trainer.accelerator.autocast():
             return pairs.decode(trainer.module, config, num_samples, processor, further)
 
     def new_tokens(self, targets: Sequence[Sized], start: int) -> int:
         """The most tokens that are decoded behind `start`, by the targets and `generation_config`; may be below 1."""
-        by_targets = decoding_length(targets, self.max_length_ratio) or None  # of a batch without any
+        by_targets = decoding_length(targets, self.args.max_length_ratio) or None  # of a batch without any
         limits = (by_targets, new_token_limit(self.config, start))
         return min((limit for limit in limits if limit is not None), default=DEFAULT_LENGTH)
 

@@ -17,7 +17,7 @@ from hf_ebm.encoders import encodes_ids, made_up_states
 from hf_ebm.model_facts import num_outputs
 from hf_ebm.model_modes import evaluation_mode, state_kept
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.objectives.token_losses import at_least_float32
+from hf_ebm.objectives.losses import at_least_float32
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs
 

@@ -14,14 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
+from hf_ebm import exact
 from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input, refuse_needed_inputs
-from hf_ebm.objectives import enumerated
-from hf_ebm.objectives.token_losses import at_least_float32
+from hf_ebm.objectives.losses import at_least_float32
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import (
@@ -287,11 +287,11 @@ class EnergyTrainer(ObjectiveTrainer):
                     "input_ids: objective 'mle' enumerates rows with the model's special tokens, not others"
                 )
             energies = self._energies(model, tokens, length)
-            return enumerated.negative_log_likelihoods(energies, indices).sum(), enumerated.log_partition(energies)
+            return exact.negative_log_likelihoods(energies, indices).sum(), exact.log_partition(energies)
         packed = len(scored) * num_packed_rows(model, length, len(tokens))
         less = has_tables(model) or num_context_rows(length, len(tokens)) <= packed
         if framed and less and len(tokens) ** length <= self.args.enumeration_limit:
-            conditionals = enumerated.conditional_log_probs(self._energies(model, tokens, length), indices)
+            conditionals = exact.conditional_log_probs(self._energies(model, tokens, length), indices)
         else:
             runner = model._row_runner()
             found = conditional_log_probs(runner, sequences, scored, tokens, model.config.energy)
@@ -299,9 +299,9 @@ class EnergyTrainer(ObjectiveTrainer):
         loss = conditionals.new_zeros(())
         if objective.startswith("kl"):
             theirs = self._teacher_log_probs(sequences, scored, tokens).view_as(conditionals)
-            loss = loss + enumerated.projection_divergences(theirs, conditionals).sum()
+            loss = loss + exact.projection_divergences(theirs, conditionals).sum()
         if objective.endswith("pll"):
-            loss = loss + enumerated.negative_pseudolikelihoods(conditionals, indices).sum()
+            loss = loss + exact.negative_pseudolikelihoods(conditionals, indices).sum()
         return loss, None
 
     @staticmethod
@@ -325,7 +325,7 @@ class EnergyTrainer(ObjectiveTrainer):
         else:
             left, right = (torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind))
             tables = scores_in_contexts(model._row_runner(), left, right, tokens, length, config.energy)
-        return enumerated.energies_from_contexts(tables)
+        return exact.energies_from_contexts(tables)
 
     @torch.no_grad()
     def _teacher_log_probs(self, sequences: Sequences, scored: Tensor, tokens: Tensor) -> Tensor:

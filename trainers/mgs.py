@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_ebm.checks import check_choice, shown
 from hf_ebm.memory import check_fits
 from hf_ebm.model_modes import state_kept
-from hf_ebm.objectives.parameter_search import (
+from hf_ebm.objectives.mgs import (
     Candidate,
     Density,
     candidate_log_weights,
@@ -43,7 +43,7 @@ class MGSConfig(TaskLossConfig):
             component around the likelihood step alone.
         noise: the scale of the noise of each weight tensor, by the mean absolute value of its gradient.
         density: `"given_noise"`, or `"full"` as the paper prints it, which in high dimension gives one candidate all
-            the weight, whatever its cost; see `hf_ebm.objectives.parameter_search.log_proposal_density`.
+            the weight, whatever its cost; see `hf_ebm.objectives.mgs.log_proposal_density`.
         likelihood_max_grad_norm: to which the likelihood gradient is clipped. `max_grad_norm` clips the update.
 
     Raises:

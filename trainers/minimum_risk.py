@@ -10,7 +10,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_ebm.checks import as_truth
-from hf_ebm.objectives.sequence_risk import minimum_risk
+from hf_ebm.objectives.losses import minimum_risk
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.objective import LossTerms

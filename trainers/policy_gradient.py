@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 from hf_ebm.checks import check_choice
-from hf_ebm.objectives.sequence_risk import policy_gradient_loss
+from hf_ebm.objectives.losses import policy_gradient_loss
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.objective import LossTerms

@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import check_choice
+from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.objectives.schedules import (
     check_teacher_forcing,
     teacher_forcing_probability,
 )
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, num_tokens
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder

@@ -15,8 +15,8 @@ from hf_ebm.model_modes import evaluation_mode, state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_causal
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import token_ids
-from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_whole
 
 

@@ -16,7 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_ebm.model_facts import special_ids
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.completions import ends_at
-from hf_ebm.objectives.token_losses import IGNORED, cross_entropy_sum, log_normalizers, num_tokens
+from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, log_normalizers, num_tokens
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.labels import (

@@ -25,7 +25,7 @@ from hf_ebm.objectives.completions import (
     sequence_log_probs,
     split_completions,
 )
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.trainers.labels import COLUMNS
 
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many

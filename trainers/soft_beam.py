@@ -13,9 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_callable, as_truth, check_choice, name_of
-from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
-from hf_ebm.objectives.decomposable_costs import DecomposableCost, HammingCost
-from hf_ebm.objectives.token_losses import num_tokens
+from hf_ebm.objectives.costs import DecomposableCost, HammingCost, NamedParameters, columns_for
+from hf_ebm.objectives.losses import num_tokens
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_beam import (
@@ -88,7 +87,7 @@ class SoftBeamTrainer(Seq2SeqObjectiveTrainer):
     Evaluation generates, if asked to, with hard beam search over scores normalized as in training.
 
     Args:
-        cost: see `hf_ebm.objectives.decomposable_costs`; default: Hamming. It also gets every column of the data set
+        cost: see `hf_ebm.objectives.costs`; default: Hamming. It also gets every column of the data set
             that it has a parameter for, with `remove_unused_columns=False`.
 
     Raises:

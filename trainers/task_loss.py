@@ -1,4 +1,4 @@
-"""What the trainers for a cost of decoded sequences share: `TaskLossConfig`, `SampledRiskConfig`, `TaskLossTrainer`.
+"""What the trainers for a cost of decoded sequences share: `TaskLossTrainer`, `SampledRiskConfig`.
 
 They take sequence-to-sequence and causal language models, adapters of PEFT on them included.
 """
@@ -22,10 +22,10 @@ from hf_ebm.memory import check_fits
 from hf_ebm.models.energy.inputs import refuse_needed_inputs
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
-from hf_ebm.objectives.token_losses import IGNORED
 from hf_ebm.plain_values import as_number, as_whole
-from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
+from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder, TaskLossConfig
 from hf_ebm.trainers.labels import (
     MUST_HAVE_TARGET,
     check_columns,
@@ -39,37 +39,7 @@ from hf_ebm.trainers.labels import (
     padded_predictions,
 )
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
-from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.sequence_pairs import SequencePairs, num_rows
-
-
-@dataclass
-class TaskLossConfig(GenerationTrainingConfig):
-    """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
-
-    `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
-
-    Args:
-        cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
-        max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
-            2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
-            else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
-
-    Raises:
-        ValueError: for an unknown cost or a ratio that isn't positive.
-    """
-
-    cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
-    max_length_ratio: float = field(
-        default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.cost, str):
-            raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
-        as_cost(self.cost)
-        self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
 
 
 @dataclass
@@ -162,7 +132,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         if cost.reads == "texts" and self.processing_class is None:
             raise ValueError(f"processing_class must be given: the cost {cost.name!r} reads texts")
         self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
-        self.candidates = CandidateDecoder(self, decoding, cost, self.args.max_length_ratio, self.scores_its_samples)
+        self.candidates = CandidateDecoder(self, self.args, decoding, cost, self.scores_its_samples)
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence and causal models."""

@@ -18,9 +18,8 @@ from transformers import set_seed
 from benchmarks.reproduction.experiment_cache import digest
 from benchmarks.reproduction.phonemes import PhonemeRunConfig, phoneme_scores
 from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
-from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
+from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel, exact
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START, HiddenMarkovModel, Language, palindromes, rows_of
-from hf_ebm.objectives import enumerated
 from hf_ebm.scoring.energies import token_scores
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 
@@ -129,13 +128,13 @@ def evaluate(model: EnergyModel, language: Language) -> dict[str, float]:
     tokens = torch.arange(FIRST_SYMBOL, FIRST_SYMBOL + SYMBOLS)
     logits = model.mlm.eval().double().context_logits([START], [END], tokens, LENGTH)
     tables = {energy: [token_scores(part, tokens, energy) for part in logits] for energy in ("raw", "local")}
-    energies = enumerated.energies_from_contexts(tables["raw"])
+    energies = exact.energies_from_contexts(tables["raw"])
     sequences, weights = torch.tensor(language.sequences), torch.tensor(language.log_probs).exp()
-    conditionals = enumerated.conditional_log_probs(energies, sequences)
+    conditionals = exact.conditional_log_probs(energies, sequences)
     losses = {
-        "nll": enumerated.negative_log_likelihoods(energies, sequences),
-        "pll": enumerated.negative_pseudolikelihoods(conditionals, sequences),
-        "mlm": enumerated.energies_from_contexts(tables["local"])[tuple(sequences.T)],
+        "nll": exact.negative_log_likelihoods(energies, sequences),
+        "pll": exact.negative_pseudolikelihoods(conditionals, sequences),
+        "mlm": exact.energies_from_contexts(tables["local"])[tuple(sequences.T)],
     }
     return {name: float((weights * values).sum()) for name, values in losses.items()}
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.reproduction.experiment_cache import ExperimentCache, RunConfig, Scale
 from benchmarks.reproduction.report import pyplot_without_display, save_figure
-from hf_ebm.objectives.token_losses import cross_entropy_sum
+from hf_ebm.objectives.losses import cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
 

@@ -34,7 +34,7 @@ from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import SamplingParameters, candidate_energies, sample_continuations
 from hf_ebm.models.residual.perplexity import lm_log_probs
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 
 PREFIX_TOKENS, MAX_NEW_TOKENS = 10, 20

@@ -19,7 +19,7 @@ from hf_ebm.models.energy.encoding import (
     target_placeholder,
 )
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.texts import plain_ids
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.objectives.token_losses import IGNORED
+from hf_ebm.objectives.losses import IGNORED
 
 MIN_WORDS, MAX_WORDS = 4, 24
 HELD_OUT_EVERY = 20

@@ -1,8 +1,22 @@
-"""Training objectives as pure functions on tensors: schedules, token losses, costs by position.
+"""Training objectives as pure functions on tensors; import from the modules.
 
-`sequence_costs` are costs of whole decoded sequences.
+`losses` of tokens, candidates and energies; `mgs`, a search of parameters; `partition_function`, estimates of log Z;
+`costs` says what a cost is, `sequence_costs` are those with names; `schedules` change in training; `completions` are
+prompts and what follows them as rows.
 """
 
 from hf_ebm.renamed import rename_modules
 
-rename_modules(__name__, {"scorer_cost": "hf_ebm.trainers.scorer_cost"})
+rename_modules(
+    __name__,
+    {
+        "cost_columns": f"{__name__}.costs",
+        "decomposable_costs": f"{__name__}.costs",
+        "enumerated": "hf_ebm.exact",
+        "noise_contrastive": f"{__name__}.losses",
+        "parameter_search": f"{__name__}.mgs",
+        "scorer_cost": "hf_ebm.trainers.scorer_cost",
+        "sequence_risk": f"{__name__}.losses",
+        "token_losses": f"{__name__}.losses",
+    },
+)

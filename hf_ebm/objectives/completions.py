@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hf_ebm.objectives.token_losses import IGNORED, at_least_float32
+from hf_ebm.objectives.losses import IGNORED, at_least_float32
 
 
 def split_completions(

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from hf_ebm.checks import as_callable, check_choice, name_of, row_numbers, shown
-from hf_ebm.objectives.cost_columns import NamedParameters, columns_for
+from hf_ebm.checks import name_of, shown
+from hf_ebm.objectives.costs import SequenceCost
 from hf_ebm.plain_values import as_whole
 
 Symbols = Sequence[Hashable]
@@ -150,57 +148,6 @@ def token_ids(sequences: Sequence[Sequence[int]], argument: str) -> list[list[in
             raise ValueError(f"{argument} must be lists of token ids, got the text {sequence!r} in row {row}")
         rows.append(_ids(sequence, argument, row))
     return rows
-
-
-@dataclass(frozen=True)
-class SequenceCost:
-    """A cost with what it reads.
-
-    Args:
-        name: how messages and logs call it.
-        function: `(predictions, references) -> (B,)` numbers; it also gets `prompts=`, and columns of the data set, if
-            it has parameters of these names or takes any.
-        reads: whether it wants predictions as texts or as lists of token ids.
-
-    Raises:
-        ValueError: for another `reads`.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    reads: Literal["texts", "ids"]
-
-    def __post_init__(self) -> None:
-        check_choice(f"reads of the cost {self.name}", self.reads, ("texts", "ids"))
-        as_callable(f"function of the cost {self.name}", self.function)
-
-    @cached_property
-    def parameters(self) -> NamedParameters:
-        """What the function takes by name."""
-        return NamedParameters.of(self.function)
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        predictions: Sequence,
-        references: Sequence,
-        prompts: Sequence | None = None,
-        columns: Mapping[str, Any] | None = None,
-    ) -> torch.Tensor:
-        """(B,) float32, without a gradient.
-
-        Raises:
-            ValueError: naming the cost, if it didn't return one finite number for each prediction, or needs a column
-                that isn't there.
-        """
-        given = columns_for(self.name, self.parameters, columns or {}, ("prompts",))
-        given |= {"prompts": prompts} if self.parameters.takes("prompts") else {}
-        returned = self.function(predictions, references, **given)
-        device = returned.device if isinstance(returned, torch.Tensor) else torch.device("cpu")
-        costs = row_numbers(f"the cost {self.name}", returned, len(predictions), device).float().detach()
-        for row in (~costs.isfinite()).nonzero()[:1, 0].tolist():
-            raise ValueError(f"the cost {self.name} must be finite, got {float(costs[row])} in row {row}")
-        return costs
 
 
 COSTS: dict[str, SequenceCost] = {

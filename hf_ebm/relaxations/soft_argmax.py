@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from hf_ebm.checks import check_choice
-from hf_ebm.objectives.token_losses import at_least_float32
+from hf_ebm.objectives.losses import at_least_float32
 
 INPUTS = ("argmax", "sample", "soft_argmax", "soft_sample")
 

@@ -18,8 +18,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hf_ebm.checks import check_choice
-from hf_ebm.objectives.decomposable_costs import check_costs, cost_of_tokens
-from hf_ebm.objectives.token_losses import IGNORED, at_least_float32
+from hf_ebm.objectives.costs import check_costs, cost_of_tokens
+from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.plain_values import as_whole, number
 from hf_ebm.relaxations.soft_top_k import soft_top_k
 
@@ -95,7 +95,7 @@ def relaxed_beam_search(
         start_embeddings: (B, d).
         encoder_inputs: passed to `decoder.begin`.
         labels: (B, T), -100 after the end of a row.
-        cost: see `hf_ebm.objectives.decomposable_costs`.
+        cost: see `hf_ebm.objectives.costs`.
         cost_augmented: add the cost of each successor to its score (for the hinge).
 
     Raises:

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_ebm.encoders import encodes_ids, made_up_states
 from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.objectives.token_losses import IGNORED, at_least_float32
+from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.relaxations.decoder_state import DecoderState, cache_from_state, empty_cache, state_from_cache
 from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
 

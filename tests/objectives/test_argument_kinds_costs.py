@@ -7,7 +7,7 @@ from transformers import pipeline
 
 import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm.evaluate_modules import module_path
-from hf_ebm.objectives.decomposable_costs import HammingCost, check_costs
+from hf_ebm.objectives.costs import HammingCost, check_costs
 from hf_ebm.objectives.sequence_costs import COSTS, SequenceCost, as_cost, repetition
 from hf_ebm.trainers import (
     CrossEntropyConfig,

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from hf_ebm.objectives.decomposable_costs import HammingCost, check_costs, cost_of_tokens
+from hf_ebm.objectives.costs import HammingCost, check_costs, cost_of_tokens
+from hf_ebm.objectives.losses import cross_entropy_sum, log_normalizers
 from hf_ebm.objectives.schedules import inverse_temperature, teacher_forcing_probability
-from hf_ebm.objectives.token_losses import cross_entropy_sum, log_normalizers
 
 LABELS = torch.tensor([[1, 2, -100], [0, -100, -100]])
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_ebm.objectives.sequence_risk import minimum_risk, policy_gradient_loss
+from hf_ebm.objectives.losses import minimum_risk, policy_gradient_loss
 
 SYMBOLS, LENGTH, END = 3, 3, 0
 

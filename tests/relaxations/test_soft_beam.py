@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_ebm.objectives.decomposable_costs import HammingCost
+from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamResult,
     SoftBeamSettings,

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, TrainerCallback
 
 from hf_ebm.objectives.completions import ends_at
-from hf_ebm.objectives.parameter_search import draw_candidates, noise_of
+from hf_ebm.objectives.mgs import draw_candidates, noise_of
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import MGSConfig, MGSTrainer
 from tests.causal_families import END, PAD, collate_left, collate_right, completion_rows, tiny_causal

@@ -26,7 +26,7 @@ from hf_ebm.models.checkpoints import (
 )
 from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.objectives.token_losses import IGNORED, at_least_float32, cross_entropy_sum
+from hf_ebm.objectives.losses import IGNORED, at_least_float32, cross_entropy_sum
 from hf_ebm.plain_values import as_number
 
 if TYPE_CHECKING:

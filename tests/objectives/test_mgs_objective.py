@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hf_ebm.objectives.parameter_search import (
+from hf_ebm.objectives.mgs import (
     Candidate,
     candidate_log_weights,
     combine_,
@@ -196,7 +196,7 @@ def test_the_printed_weight_collapses_in_high_dimension_and_the_default_does_not
 
 LARGE = """
 import resource, torch
-from hf_ebm.objectives.parameter_search import *
+from hf_ebm.objectives.mgs import *
 torch.set_num_threads(1)
 d, scale = 10**8, 1e-4
 direction = torch.empty(d).uniform_(-scale, scale)

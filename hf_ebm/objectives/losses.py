@@ -1,0 +1,107 @@
+"""Losses as pure functions: of tokens (cross entropy, self-normalization), of candidates, and contrastive.
+
+- cross entropy and self-normalization: of the logits of every step;
+- expected costs of sequences (minimum risk over a candidate set, the policy gradient): of one log probability and one
+  cost for each candidate of each row, (B, S), in nats;
+- noise-contrastive estimation of a residual energy, with the base language model as the noise: Deng et al. 2020
+  (residual energy-based models), section 3.1, equation 3; Ma and Collins 2018 for the conditional form.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import softplus
+
+IGNORED = -100
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32 if it is of half precision, itself otherwise."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
+    """Cross entropy in nats, summed over tokens: logits (B, T, V), labels (B, T) with -100 where ignored -> ().
+
+    Of `smoothing` ε the target is `(1 - ε)` times the label plus `ε` times the uniform distribution over all V ids.
+    """
+    return torch.nn.functional.cross_entropy(
+        at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum",
+        label_smoothing=smoothing,
+    )  # fmt: skip
+
+
+def num_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """How many labels aren't -100, ()."""
+    return (labels != IGNORED).sum()
+
+
+class LogNormalizers(NamedTuple):
+    """Sums over the scored tokens, from which mean and variance follow."""
+
+    sum: torch.Tensor  # ()
+    sum_of_squares: torch.Tensor  # ()
+
+
+def log_normalizers(logits: torch.Tensor, labels: torch.Tensor) -> LogNormalizers:
+    """Sums of the local log normalizer `log Z = logsumexp(logits)` and of its square, where labels aren't -100.
+
+    `cross entropy + lambda * (log Z)^2`, summed over tokens, is the self-normalized objective (Goyal, Dyer and
+    Berg-Kirkpatrick 2019, section 3.2.1): it makes unnormalized scores comparable with log-probabilities.
+    """
+    log_z = at_least_float32(logits).logsumexp(-1).masked_fill(labels == IGNORED, 0)
+    return LogNormalizers(log_z.sum(), log_z.square().sum())
+
+
+def minimum_risk(
+    log_probs: torch.Tensor, costs: torch.Tensor, valid: torch.Tensor, sharpness: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Risk of each row, `Σ_y q(y) c(y)` with `q(y) ∝ p(y)^α` over the row's candidates.
+
+    Shen et al. 2016; Welleck and Cho 2020, equation 6. The candidates of a row must differ.
+
+    Args:
+        log_probs: log p of each candidate, (B, S), with its gradient.
+        costs: (B, S).
+        valid: (B, S) bool, False where a row has fewer candidates; at least one a row.
+        sharpness: α > 0.
+
+    Returns:
+        The risk, (B,) float32 or better, and q, (B, S), 0 where not valid.
+    """
+    scores = (sharpness * log_probs).masked_fill(~valid, -torch.inf)
+    weights = torch.softmax(scores, -1)
+    return (weights * costs.masked_fill(~valid, 0)).sum(-1), weights
+
+
+def policy_gradient_loss(log_probs: torch.Tensor, costs: torch.Tensor, baseline: torch.Tensor) -> torch.Tensor:
+    """A loss whose gradient is the policy-gradient estimate `mean_s (c(y_s) - b) ∇ log p(y_s)` of each row, (B,).
+
+    Welleck and Cho 2020, equations 5 and 8. Unbiased if the log probabilities are those of the distribution that was
+    drawn from (a forced token has none) and the baseline doesn't depend on the samples.
+
+    Args:
+        log_probs: of samples, (B, S), with their gradient.
+        costs: (B, S).
+        baseline: broadcastable to (B, S).
+    """
+    return ((costs - baseline).detach() * log_probs).mean(-1)
+
+
+def noise_contrastive_loss(real: torch.Tensor, generated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`softplus(E(x+))` of real and `softplus(-E(x-))` of generated sequences, in nats; same shapes as given.
+
+    The loss of a row is the sum of the two. At its minimum `P_LM exp(-E)` is the distribution of the data: log Z is 0.
+
+    Args:
+        real, generated: energies of sequences of the data and of the language model, any shapes.
+    """
+    return softplus(real), softplus(-generated)
+
+
+def log_self_normalizer(generated: torch.Tensor) -> torch.Tensor:
+    """`log mean exp(-E)` over sequences of the language model, a scalar: an estimate of log Z, pooled over prefixes."""
+    return (-generated.double().flatten()).logsumexp(0) - math.log(generated.numel())
