@@ -1,14 +1,15 @@
-"""Texts to ids with any tokenizer: without special tokens, as prompts, and what the tokenizer has no token for."""
+"""Texts and any tokenizer: ids without special tokens, prompts, what it has no token for, and energies of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_callable, check_choice, check_methods, name_of, row_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -126,3 +127,20 @@ def _has_another_role(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the unknown token is also the start, end or padding, as in GPT-2, whose bytes know everything."""
     roles = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id)
     return tokenizer.unk_token_id in roles
+
+
+class TextEnergy:
+    """Adaptor: a function of texts as an extra energy, for classifiers with a tokenizer of their own.
+
+    Args:
+        function: list of n texts → n energies in nats.
+        tokenizer: decodes the sampler's ids; special tokens are left out of the text.
+    """
+
+    def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer: PreTrainedTokenizerBase):
+        check_methods("tokenizer", tokenizer, "batch_decode")
+        self.function, self.tokenizer = as_callable("function", function), tokenizer
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return row_numbers(f"TextEnergy: {name_of(self.function)}", self.function(texts), len(texts), ids.device)

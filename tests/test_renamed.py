@@ -36,6 +36,20 @@ def test_modules_are_found_under_their_old_names(old):
     assert [one.filename for one in told] == [__file__]
 
 
+MOVED = {
+    ("hf_ebm.sampling.proposals", "Warp"): ("hf_ebm.sampling.proposals", "ProposalDistribution"),
+    ("hf_ebm.sampling.target", "TextEnergy"): ("hf_ebm", "TextEnergy"),
+}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_things_are_found_under_their_old_names(old):
+    module, name = MOVED[old]
+    with pytest.warns(FutureWarning, match=rf"{'.'.join(old)} is called {module}.{name} now"):
+        found = getattr(importlib.import_module(old[0]), old[1])
+    assert found is getattr(importlib.import_module(module), name)
+
+
 def test_a_module_is_imported_when_something_of_it_is_asked_for(monkeypatch):
     rename_modules("hf_ebm.objectives", {"before": "this"})
     stand_in = hf_ebm.objectives.before

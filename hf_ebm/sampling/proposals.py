@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import name_of, shown
+from hf_ebm.renamed import renamed_attributes
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.energies import token_energy
 from hf_ebm.scoring.rows import MaskedRows, Reducer
 
 
-class Warp:
-    """Turns logits into log proposal probabilities.
+class ProposalDistribution:
+    """The distribution that a token is proposed from: the model's own, tempered, narrowed and mixed.
 
     Args:
         processors: Transformers logits processors (temperature, top-k, top-p, anything that sees ids and logits). They
@@ -131,14 +132,14 @@ class Proposed(NamedTuple):
 
 
 class BlockProposal(NamedTuple):
-    """How a block is proposed: by the masked model's conditionals, warped, in parallel or one position at a time.
+    """How a block is proposed: from the masked model's conditionals, in parallel or one position at a time.
 
     Attributes:
-        warp: turns logits into log probabilities.
+        distribution: what a token is drawn from.
         fill: one of `FILLS`.
     """
 
-    warp: Warp
+    distribution: ProposalDistribution
     fill: str = "parallel"
 
     def __call__(
@@ -153,7 +154,7 @@ class BlockProposal(NamedTuple):
             size: (n,) how many of them count, at least 1.
             uniforms: (n, b) numbers in [0, 1), float64.
         """
-        return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.warp)
+        return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.distribution)
 
 
 def _fill_in_parallel(
@@ -163,12 +164,12 @@ def _fill_in_parallel(
     size: Tensor,
     uniforms: Tensor,
     target: Target,
-    warp: Warp,
+    q: ProposalDistribution,
 ) -> Proposed:
     sequences = target.sequences(ids, chains)
     rows = MaskedRows(torch.arange(len(ids), device=ids.device), positions, positions)
     current = ids.gather(1, positions)
-    drawn = target.runner(sequences, rows, _drawer(current, uniforms, target.energy, warp))
+    drawn = target.runner(sequences, rows, _drawer(current, uniforms, target.energy, q))
     counts = torch.arange(positions.shape[1], device=ids.device) < size[:, None]
     # Padding repeats the last column, so it must repeat the token drawn for it as well.
     drawn_at = torch.minimum(torch.arange(positions.shape[1], device=ids.device), size[:, None] - 1)
@@ -179,14 +180,14 @@ def _fill_in_parallel(
     return Proposed(new_ids, log_forward, log_reverse, known, terms * known)
 
 
-def _drawer(current: Tensor, uniforms: Tensor, energy: str, warp: Warp) -> Reducer:
+def _drawer(current: Tensor, uniforms: Tensor, energy: str, q: ProposalDistribution) -> Reducer:
     """Reducer to (n, P, 4): token drawn, its log probability, that of going back, and its energy term."""
 
     def reduce(logits: Tensor, n: Tensor, ids: Tensor) -> Tensor:
         reads = logits.shape[1]
         flat, old = logits.flatten(0, 1), current[n].flatten()
-        log_probabilities = warp.log_probabilities(flat, ids.repeat_interleave(reads, 0))
-        token, forward, back = warp.draw(log_probabilities, old, uniforms[n].flatten())
+        log_probabilities = q.log_probabilities(flat, ids.repeat_interleave(reads, 0))
+        token, forward, back = q.draw(log_probabilities, old, uniforms[n].flatten())
         term = token_energy(flat, token, energy).double()
         return torch.stack([token.double(), forward, back, term], -1).unflatten(0, (len(n), reads))
 
@@ -194,7 +195,13 @@ def _drawer(current: Tensor, uniforms: Tensor, energy: str, warp: Warp) -> Reduc
 
 
 def _fill_sequentially(
-    ids: Tensor, chains: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, warp: Warp
+    ids: Tensor,
+    chains: Tensor,
+    positions: Tensor,
+    size: Tensor,
+    uniforms: Tensor,
+    target: Target,
+    q: ProposalDistribution,
 ) -> Proposed:
     everyone = torch.arange(len(ids), device=ids.device)
     new_ids = ids.clone()
@@ -208,7 +215,7 @@ def _fill_sequentially(
         here = positions[who, j]
         rows = MaskedRows(torch.arange(len(who), device=ids.device), positions[who, j:], here[:, None])
         current = ids[who, here]
-        drawer = _drawer(current[:, None], uniforms[who, j : j + 1], target.energy, warp)
+        drawer = _drawer(current[:, None], uniforms[who, j : j + 1], target.energy, q)
         drawn = target.runner(target.sequences(new_ids[who], chains[who]), rows, drawer)[:, 0]
         new_ids[who, here] = drawn[:, 0].long()
         log_forward[who] += drawn[:, 1]
@@ -219,12 +226,18 @@ def _fill_sequentially(
         last = size[who] == j + 1
         known[who[last], here[last]] = True
         terms[who[last], here[last]] = drawn[last, 3]
-    log_reverse += _reverse_of_sequential(ids, new_ids, chains, positions, differs_before, target, warp)
+    log_reverse += _reverse_of_sequential(ids, new_ids, chains, positions, differs_before, target, q)
     return Proposed(new_ids, log_forward, log_reverse, known, terms)
 
 
 def _reverse_of_sequential(
-    ids: Tensor, new_ids: Tensor, chains: Tensor, positions: Tensor, differs_before: Tensor, target: Target, warp: Warp
+    ids: Tensor,
+    new_ids: Tensor,
+    chains: Tensor,
+    positions: Tensor,
+    differs_before: Tensor,
+    target: Target,
+    q: ProposalDistribution,
 ) -> Tensor:
     """(n,) log probability of the reverse moves whose context differs from the forward one: one row each."""
     result = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
@@ -238,7 +251,7 @@ def _reverse_of_sequential(
     old, new = ids[source, here], new_ids[source, here]
 
     def reduce(logits: Tensor, n: Tensor, row_ids: Tensor) -> Tensor:
-        return warp.log_back(warp.log_probabilities(logits[:, 0], row_ids), old[n], new[n])
+        return q.log_back(q.log_probabilities(logits[:, 0], row_ids), old[n], new[n])
 
     back = target.runner(target.sequences(ids, chains), MaskedRows(source, masked, here[:, None]), reduce)
     return result.index_add(0, source, back)
@@ -248,7 +261,7 @@ class Fill(NamedTuple):
     """A way to draw the positions of a block.
 
     Attributes:
-        propose: `(ids, chains, positions, size, uniforms, target, warp) -> Proposed`, as `BlockProposal` is called.
+        propose: `(ids, chains, positions, size, uniforms, target, q) -> Proposed`, as `BlockProposal` is called.
         about: what it does, for help texts.
     """
 
@@ -261,3 +274,5 @@ FILLS: dict[str, Fill] = {
     "parallel": Fill(_fill_in_parallel, "draws a block from one row"),
     "sequential": Fill(_fill_sequentially, "draws one position at a time, given those already drawn"),
 }
+
+__getattr__ = renamed_attributes(__name__, {"Warp": "ProposalDistribution"})

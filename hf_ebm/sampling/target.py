@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_callable, check_methods, name_of, row_numbers, shown
+from hf_ebm.checks import as_callable, name_of, row_numbers, shown
 from hf_ebm.plain_values import number
+from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.row_memory import RowMemory
 from hf_ebm.scoring.rows import Context, RowRunner, Sequences
@@ -155,18 +155,10 @@ class Target:
             self.memory.keep(chains, ids)
 
 
-class TextEnergy:
-    """Adaptor: a function of texts as an extra energy, for classifiers with a tokenizer of their own.
+def __getattr__(name: str) -> Any:
+    if name != "TextEnergy":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hf_ebm.texts import TextEnergy
 
-    Args:
-        function: list of n texts → n energies in nats.
-        tokenizer: decodes the sampler's ids; special tokens are left out of the text.
-    """
-
-    def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer: PreTrainedTokenizerBase):
-        check_methods("tokenizer", tokenizer, "batch_decode")
-        self.function, self.tokenizer = as_callable("function", function), tokenizer
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return row_numbers(f"TextEnergy: {name_of(self.function)}", self.function(texts), len(texts), ids.device)
+    warn_of_rename(f"{__name__}.TextEnergy", "hf_ebm.TextEnergy")
+    return TextEnergy

@@ -42,7 +42,7 @@ def gap(logits, tokens):
     return logits.amax(-1, keepdim=True) - logits.gather(-1, tokens)
 
 
-def any_tokens(ids, chains, positions, size, uniforms, target, warp):
+def any_tokens(ids, chains, positions, size, uniforms, target, q):
     """Proposes all supported tokens alike, for a block of one row each."""
     support = target.support.nonzero()[:, 0]
     drawn = support[(uniforms * len(support)).long()]

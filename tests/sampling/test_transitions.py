@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from hf_ebm.exact import enumerate_distribution
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
-from hf_ebm.sampling.proposals import BlockProposal, Warp
+from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.rows import RowRunner
 from tests.conftest import tiny_energy_model
@@ -38,7 +38,7 @@ class Kernel:
         support = torch.zeros(8, dtype=torch.bool)
         support[WORDS] = True
         self.support = support
-        self.proposal = BlockProposal(Warp(LogitsProcessorList(warp), support, epsilon, exclude), fill)
+        self.proposal = BlockProposal(ProposalDistribution(LogitsProcessorList(warp), support, epsilon, exclude), fill)
 
     def target(self, count: int) -> Target:
         free = torch.zeros(count, LENGTH + 2, dtype=torch.bool)
@@ -181,7 +181,7 @@ class TestInconsistentConditionals:
         free = torch.ones(self.chains, 2, dtype=torch.bool)
         start = torch.zeros(self.chains, dtype=torch.long)
         target = Target(runner, "local", free, start, start + 2, torch.tensor([True, True, False]))
-        proposal = BlockProposal(Warp(LogitsProcessorList(), target.support, 0.0, False))
+        proposal = BlockProposal(ProposalDistribution(LogitsProcessorList(), target.support, 0.0, False))
         generator = torch.Generator().manual_seed(0)
         state = target.state(torch.randint(0, 2, (self.chains, 2), generator=generator))
         for _ in range(60):

@@ -30,7 +30,7 @@ from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.sampling.proposals import BlockProposal, Warp
+from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution
 from hf_ebm.sampling.sampler import (
     WARM_START,
     ChainKey,
@@ -121,7 +121,7 @@ def generate(
         encoder_input_ids, encoder_attention_mask: (B, S) context of an encoder-decoder model.
         extra_energies: pairs (weight, function from ids (n, T) to energies (n,) in nats) added to the energy, and
             divided by the temperature with it; infinity forbids. A pair, or a function alone, whose weight is 1,
-            needs no list. See also `hf_ebm.sampling.target.TextEnergy`.
+            needs no list. See also `hf_ebm.TextEnergy`.
         chain_keys: pairs (prompt, chain) of the chains to run; by default `num_chains` for every prompt. A chain is
             the same whichever others run beside it, so chains can be divided over calls and processes.
         chain_rows: the row of the inputs that each of `chain_keys` starts from, by default its prompt's; so chains
@@ -166,8 +166,10 @@ def generate(
             job = _begin(model, generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
         processors = _proposal_processors(job.config, further)
         config = job.config
-        warp = Warp(processors, job.target.support, config.proposal_epsilon, bool(config.exclude_current))
-        proposal = BlockProposal(warp, config.block_fill)
+        distribution = ProposalDistribution(
+            processors, job.target.support, config.proposal_epsilon, config.exclude_current
+        )
+        proposal = BlockProposal(distribution, config.block_fill)
         if not config.targets_energy and any(weight for weight, _ in extra):
             raise ValueError(f"extra_energies have no effect with {config.sampler}")
         if config.decoder is not None and (further or criteria):
