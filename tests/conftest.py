@@ -20,7 +20,7 @@ logging.disable_progress_bar()
 
 
 # Long files whose tests share no fixture: with `--dist loadgroup` they are dealt out one by one, behind whole files.
-TESTS_APART = ("test_notebooks", "test_examples", "test_exactness", "test_residual_nce", "test_joint_sampling")
+TESTS_APART = ("test_examples", "test_exactness", "test_residual_nce", "test_joint_sampling")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,10 +1,12 @@
-"""Every notebook runs from a clean kernel, with smaller sizes; what is stored in it came from one run."""
+"""Every notebook runs from a clean start, with smaller sizes; what is stored in it came from one run."""
 
 from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
+
+from tests.notebooks import cells
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 # What each notebook's cell of parameters is replaced by: enough to run every line, too little to conclude anything.
@@ -38,7 +40,7 @@ REDUCED = {
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
-def _cells(name):
+def code_cells(name):
     return [cell for cell in nbformat.read(FOLDER / f"{name}.ipynb", 4).cells if cell.cell_type == "code"]
 
 
@@ -47,21 +49,25 @@ def test_every_notebook_has_reduced_sizes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_from_a_clean_kernel(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_runs_from_a_clean_start(name, tmp_path):
     path = FOLDER / f"{name}.ipynb"
     known = papermill.inspect_notebook(path)
     assert set(REDUCED[name]) <= set(known), "a size that the notebook hasn't"
-    papermill.execute_notebook(
-        path, tmp_path / "run.ipynb", parameters=REDUCED[name], cwd=tmp_path, kernel_name="python3", progress_bar=False
-    )
+    assert not cells.run(path, REDUCED[name], tmp_path)
+
+
+def test_a_cell_that_fails_is_told(tmp_path):
+    path = tmp_path / "broken.ipynb"
+    parameters = nbformat.v4.new_code_cell("size = 1", metadata={"tags": ["parameters"]})
+    nbformat.write(nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell("assert size == 1")]), path)
+    assert not cells.run(path, {"size": 1}, tmp_path) and "AssertionError" in cells.run(path, {"size": 2}, tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_outputs_are_of_one_run(name):
-    cells = _cells(name)
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    outputs = [output for cell in cells for output in cell.outputs]
+    own = code_cells(name)
+    assert [cell.execution_count for cell in own] == list(range(1, len(own) + 1))
+    outputs = [output for cell in own for output in cell.outputs]
     assert not any(output.output_type == "error" for output in outputs)
     assert any("image/png" in output.get("data", {}) for output in outputs), "no plot"
     text = "".join(
