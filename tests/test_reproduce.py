@@ -33,7 +33,7 @@ from hf_ebm.data.conditional import encode_conditional
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.objectives.completions import completion_log_probs
 
-TINY = Scale(32, 80, 1, 1, 2, (1, 2))
+TINY = Scale(32, 40, 1, 1, 2, (1, 2))
 
 
 def test_everything_is_listed():

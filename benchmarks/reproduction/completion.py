@@ -74,20 +74,23 @@ class CompletionCache:
         return self._rows[split]
 
     def model(self, run: CompletionRunConfig, seed: int):
-        """The trained model, from the folder if it is there."""
+        """The trained model."""
+        target = self.trained(run, seed)
+        return self.start if target is None else AutoModelForCausalLM.from_pretrained(target).eval()
+
+    def trained(self, run: CompletionRunConfig, seed: int) -> Path | None:
+        """The folder of the trained model and its logs; it is trained if there is none. None for the start itself."""
         if run.objective is None:
-            return self.start
+            return None
         target = self.folder / digest(run, seed, self.scale)
         if not (target / "config.json").exists():
             self._train(run, seed, target)
         self.used[target.name] = next(log["train_runtime"] for log in self._logs(target) if "train_runtime" in log)
-        return AutoModelForCausalLM.from_pretrained(target).eval()
+        return target
 
     def training_logs(self, run: CompletionRunConfig, seed: int) -> list[dict]:
         """What the trainer logged at each step."""
-        self.model(run, seed)
-        logs = self._logs(self.folder / digest(run, seed, self.scale))
-        return [log for log in logs if "loss" in log]
+        return [log for log in self._logs(self.trained(run, seed)) if "loss" in log]
 
     @staticmethod
     def _logs(target: Path) -> list[dict]:
@@ -96,10 +99,10 @@ class CompletionCache:
     def scores(self, run: CompletionRunConfig, seed: int, split: str) -> dict[str, float]:
         """Metrics of greedy completions of a split, and the perplexity of its continuations."""
         path = self.folder / "scores" / f"{digest(run, seed, self.scale, split)}.json"
-        model = self.model(run, seed)
+        self.trained(run, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._evaluate(model, split)))
+            path.write_text(json.dumps(self._evaluate(self.model(run, seed), split)))
         return json.loads(path.read_text())
 
     def each_seed(self, run: CompletionRunConfig, split: str, metric: str) -> list[float]:

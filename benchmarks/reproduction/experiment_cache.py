@@ -88,28 +88,31 @@ class ExperimentCache:
     _data: dict = field(default_factory=dict)
 
     def model(self, run: RunConfig, seed: int) -> PreTrainedModel:
-        """The trained model, from the folder if it is there."""
+        """The trained model."""
+        return AutoModelForSeq2SeqLM.from_pretrained(self.trained(run, seed)).eval()
+
+    def trained(self, run: RunConfig, seed: int) -> Path:
+        """The folder of the trained model and its logs; it is trained if there is none."""
         target = self.folder / digest(run, seed, self.scale)
         if not (target / "config.json").exists():
             self._train(run, seed, target)
         self.used[target.name] = next(
             log["train_runtime"] for log in json.loads((target / "logs.json").read_text()) if "train_runtime" in log
         )
-        return AutoModelForSeq2SeqLM.from_pretrained(target).eval()
+        return target
 
     def training_logs(self, run: RunConfig, seed: int) -> list[dict]:
         """What the trainer logged, the final evaluation last."""
-        self.model(run, seed)
-        return json.loads((self.folder / digest(run, seed, self.scale) / "logs.json").read_text())
+        return json.loads((self.trained(run, seed) / "logs.json").read_text())
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
         key = digest(run, seed, self.scale, split, asdict(decoding))
         path = self.folder / "scores" / f"{key}.json"
-        model = self.model(run, seed)
+        self.trained(run, seed)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._evaluate(model, run.task, split, decoding)))
+            path.write_text(json.dumps(self._evaluate(self.model(run, seed), run.task, split, decoding)))
         return json.loads(path.read_text())
 
     def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
