@@ -1,11 +1,11 @@
-# make setup | sample | test | test-processors | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
+# make setup | sample | test | test-fast | test-processors | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test test-processors lint docs help wheel
+.PHONY: setup sample test test-fast test-processors lint docs help wheel
 
 # Bytecode is made of what is imported, when it is: that is under a third of what is installed. The warning that is left out
 # says what an editable install is.
@@ -31,6 +31,10 @@ sample: $(VENV)/.installed
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+
+# An answer in under two minutes: everything but what takes long, a browser, the documentation's pages and notebooks.
+test-fast: setup
+	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not slow and not browser and not docs and not notebooks"
 
 # Half precision as on processors without kernels for it; oneDNN reads the variable once, so these are other processes.
 test-processors: setup

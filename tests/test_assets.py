@@ -26,6 +26,8 @@ from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, completion_rows, split_clauses
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.models.energy import length_log_probs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def embedded():

@@ -11,6 +11,8 @@ import torch
 
 from hf_ebm.assets import load_embedded_causal
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "examples"
 
 

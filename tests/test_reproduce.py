@@ -33,6 +33,8 @@ from hf_ebm.data.conditional import encode_conditional
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.objectives.completions import completion_log_probs
 
+pytestmark = pytest.mark.slow
+
 TINY = Scale(32, 40, 1, 1, 2, (1, 2))
 
 

@@ -19,6 +19,8 @@ from tests.cli.conftest import command, killed, read, run
 from tests.models.residual_models import spread, toy_encoder
 from tests.models.tokenizers_for_tests import small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "the",
     "cat",

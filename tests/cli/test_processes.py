@@ -16,6 +16,8 @@ from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.cli.conftest import run
 from tests.conftest import tiny_energy_model
 
+pytestmark = pytest.mark.slow
+
 MESSAGE = "asked for several processes and started one"
 
 

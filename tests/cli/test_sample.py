@@ -20,6 +20,8 @@ from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import KERNELS
 from tests.cli.conftest import killed, read, run
 
+pytestmark = pytest.mark.slow
+
 CHAINS = ["--num_chains", "6", "--num_epochs", "5", "--burn_in", "1", "--thinning", "2", "--seed", "3"]
 
 

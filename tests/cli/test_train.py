@@ -28,6 +28,8 @@ from hf_ebm.data.metrics import tagging_scores, transcription_scores
 from hf_ebm.data.symbols import symbol_tokenizer
 from tests.cli.conftest import command, read, run
 
+pytestmark = pytest.mark.slow
+
 LSTM = ["--model_name_or_path", "lstm", "--hidden_size", "8", "--embedding_dim", "6"]
 QUICK = ["--use_cpu", "--learning_rate", "0.01", "--num_train_epochs", "2", "--logging_steps", "1"]
 EVALUATE = ["--eval_strategy", "epoch", "--predict_with_generate"]

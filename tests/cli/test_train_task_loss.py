@@ -30,6 +30,8 @@ from tests.cli.test_train import LSTM, result, reversals, save_bart, write
 from tests.conftest import tiny_mlm
 from tests.models.tokenizers_for_tests import small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("mgs", "minimum-risk", "policy-gradient")
 QUICK = ["--use_cpu", "--learning_rate", "0.01", "--max_steps", "3", "--logging_steps", "1"]
 EVALUATE = ["--do_eval", "--predict_with_generate"]

@@ -9,6 +9,8 @@ import pytest
 
 from hf_ebm.data.cmudict_tasks import load_g2p, load_phonemes, load_stress, split_of
 
+pytestmark = pytest.mark.slow
+
 HELD_OUT = ("validation", "test")
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import expect, sync_playwright
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
 
 # The command, with every connection and look-up of a name that isn't this machine's written to a file.
 SERVED = """

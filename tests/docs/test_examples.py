@@ -16,6 +16,8 @@ from hf_ebm.cli.main import main
 from tests.docs.hub_models import HUB_MODELS, repository
 from tests.publishing.hub_server import HubServer
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/methods.md")]
 PAGES += sorted((ROOT / "docs/guides").glob("*.md"))

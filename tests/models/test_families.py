@@ -14,6 +14,8 @@ from hf_ebm.models.energy.inputs import UNSUPPORTED_MODEL_TYPES
 from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.module_state import state_of
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = sorted(set(MODEL_FOR_MASKED_LM_MAPPING_NAMES) - set(UNSUPPORTED_MODEL_TYPES))
 MASK = 4
 ENERGIES = ("local", "raw")

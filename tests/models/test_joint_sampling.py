@@ -26,6 +26,8 @@ from tests.models.residual_models import (
 )
 from tests.sampling.oracle import total_variation_limit
 
+pytestmark = pytest.mark.slow
+
 SAMPLING = SamplingParameters(LENGTH, (END,))
 
 

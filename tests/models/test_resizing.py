@@ -12,6 +12,8 @@ from tests.models.test_bilstm import tiny_bilstm
 from tests.models.test_families import FAMILIES, context_for, plain_energy, ragged_batch, source_of, wrap
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 # Stock resizing leaves these with a bias of the old size, or refuses.
 NOT_RESIZED = {"esm": "size of tensor", "ibert": "not supported for I-BERT", "perceiver": "no attribute 'weight'"}
 BIGGER, SMALLER = VOCAB + 7, VOCAB - 6

@@ -17,7 +17,9 @@ _SERVED.set_forkserver_preload(["tests.notebooks.libraries"])
 
 def run(path: Path, parameters: dict, folder: Path) -> str:
     """What went wrong, or nothing. The cell of parameters is followed by one that sets these."""
-    notebook = parameterize_notebook(load_notebook_node(str(path)), parameters, kernel_name="python3", language="python")
+    notebook = parameterize_notebook(
+        load_notebook_node(str(path)), parameters, kernel_name="python3", language="python"
+    )
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     ours, theirs = _SERVED.Pipe(duplex=False)
     process = _SERVED.Process(target=_run_cells, args=(cells, folder, theirs))

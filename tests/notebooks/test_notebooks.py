@@ -8,6 +8,8 @@ import pytest
 
 from tests.notebooks import cells
 
+pytestmark = pytest.mark.notebooks
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 # What each notebook's cell of parameters is replaced by: enough to run every line, too little to conclude anything.
 REDUCED = {

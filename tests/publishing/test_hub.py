@@ -12,6 +12,8 @@ from huggingface_hub import ModelCard
 
 from tests.publishing.hub_server import HubServer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SITE_PACKAGES = str(Path(pytest.__file__).parents[1])
 TRAINED = {

@@ -11,6 +11,8 @@ from hf_ebm.scoring.row_memory import RowMemory
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 
+pytestmark = pytest.mark.slow
+
 WORDS = [5, 6, 7, 8]
 CHAINS = 1500
 SETTINGS = {

@@ -14,6 +14,8 @@ from hf_ebm import ChainGenerationConfig, EnergyModel, TextEnergy
 from tests.conftest import tiny_energy_model
 from tests.sampling.chains import BASE, VARIED, StopAfter, equal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("extra", VARIED)
 def test_chains_depend_on_nothing_beside_them(extra):

@@ -20,6 +20,8 @@ from hf_ebm.scoring.rows import RowRunner
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 
+pytestmark = pytest.mark.slow
+
 WORDS = [5, 6, 7]
 LENGTH = 3
 GRID = 40  # a token of probability below about 1/40 would be missed, and the sum to 1 would then fail

@@ -14,6 +14,8 @@ from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs, test_sampled_risk, test_trainers
 from tests.trainers.test_trainers import rows
 
+pytestmark = pytest.mark.slow
+
 SOFT_BEAM = ["soft beam", "soft beam, hinge"]
 ON_COSTS = [(kind, which) for kind in ("mgs", *test_sampled_risk.KINDS) for which in ("bart", "gpt2")]
 WITH_COSTS = [*ON_COSTS, *((kind, "bart") for kind in SOFT_BEAM)]

@@ -9,6 +9,8 @@ from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs, test_sampled_risk, test_trainers
 from tests.trainers.test_trainers import collate, rows
 
+pytestmark = pytest.mark.slow
+
 COSTS = ["mgs", *test_sampled_risk.KINDS]
 # A target of 6 tokens allows 8; the longest prompt has 4, a decoder starts with one.
 LIMITS = {

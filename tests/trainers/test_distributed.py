@@ -16,6 +16,8 @@ from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

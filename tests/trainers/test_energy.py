@@ -17,6 +17,8 @@ from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.conftest import tiny_energy_model
 from tests.models.test_bilstm import ROLES, tiny_bilstm
 
+pytestmark = pytest.mark.slow
+
 ROWS = [[1, 5, 6, 2], [1, 7, 7, 2], [1, 8, 5, 2], [1, 6, 2], [1, 5, 2], [1, 8, 6, 2]]
 WORDS = [5, 6, 7, 8]
 

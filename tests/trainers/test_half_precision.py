@@ -12,7 +12,7 @@ from tests.models.residual_models import toy_residual
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_energy, test_mgs, test_residual_nce, test_sampled_risk, test_trainers
 
-pytestmark = pytest.mark.half_precision
+pytestmark = [pytest.mark.half_precision, pytest.mark.slow]
 
 ENERGIES = {
     f"{family}, {objective}, {way}": (family, objective, {} if way == "enumerated" else {"enumeration_limit": 1})

@@ -18,6 +18,8 @@ from tests.causal_families import END, PAD, collate_left, collate_right, complet
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
+pytestmark = pytest.mark.slow
+
 
 def trainer_of(tmp_path, model=None, dataset=None, collator=collate_right, cost=None, **settings):
     args = MGSConfig(str(tmp_path), **{**ONE_STEP, "num_candidates": 3, "alpha": 5.0, **settings})

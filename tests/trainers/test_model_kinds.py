@@ -32,6 +32,8 @@ from tests.causal_families import END, PAD, V, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import KINDS, ONE_STEP, collate, rows
 
+pytestmark = pytest.mark.slow
+
 SEARCH_AWARE = {name: KINDS[name] for name in KINDS if name != "soft beam, hinge"}
 ON_COSTS = {
     "mgs": (MGSTrainer, MGSConfig, {}),

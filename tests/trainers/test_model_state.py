@@ -7,6 +7,8 @@ from tests.module_state import state_of
 from tests.seq2seq_families import seq2seq_batch, tiny_seq2seq
 from tests.trainers.test_unlabelled import ROW_LOSSES, TOKEN_LOSSES, trainer_of
 
+pytestmark = pytest.mark.slow
+
 LONG = seq2seq_batch("bigbird_pegasus", source_lengths=(62, 50, 60))  # block-sparse, as sources of 3 tokens aren't
 
 

@@ -22,6 +22,8 @@ from tests.other_encoders import MAKERS, collate_other, other_rows, tiny_other
 from tests.seq2seq_families import seq2seq_batch, tiny_seq2seq
 from tests.trainers.test_trainers import KINDS, ONE_STEP, by_hand
 
+pytestmark = pytest.mark.slow
+
 ON_COSTS = {
     "mgs": (MGSTrainer, MGSConfig, {}),
     "risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),
