@@ -89,6 +89,15 @@ def enumerate_distribution(
     Raises:
         ValueError: if there are more than `limit` sequences; for numbers out of range, a device that
             can't be used, and energies that aren't one number for each sequence, NaN, or minus infinity.
+
+    Example:
+        >>> exact = enumerate_distribution(lambda ids: ids.sum(1).float(), tokens=[0, 1], length=2)
+        >>> exact.sequences.tolist(), exact.energy.tolist()
+        ([[0, 0], [0, 1], [1, 0], [1, 1]], [0.0, 1.0, 1.0, 2.0])
+        >>> round(exact.log_partition.item(), 4), exact.marginals().sum(1).tolist()
+        (0.6265, [1.0, 1.0])
+        >>> round(exact.total_variation(torch.tensor([[0, 0], [0, 1]])), 4)
+        0.3034
     """
     energy = as_callable("energy", energy)
     ids = wholes(tokens)

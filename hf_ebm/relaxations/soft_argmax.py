@@ -34,6 +34,11 @@ def token_weights(
 
     Raises:
         ValueError: for another name of `inputs` or `alpha` <= 0.
+
+    Example:
+        >>> scores = torch.tensor([0.0, 1.0])
+        >>> token_weights(scores, "argmax"), token_weights(scores, "soft_argmax", alpha=2.0)
+        (tensor([0., 1.]), tensor([0.1192, 0.8808]))
     """
     check_choice("inputs", inputs, INPUTS)
     if not alpha > 0:
@@ -51,6 +56,11 @@ def gumbel_noise(like: torch.Tensor, generator: torch.Generator | None = None) -
 
     `-log(-log u)`, which is three times faster on a CPU than drawing exponential variables. u is below 1 as drawn and
     kept above 0.
+
+    Example:
+        >>> noise = gumbel_noise(torch.empty(100_000), torch.Generator().manual_seed(0))
+        >>> round(noise.mean().item(), 1)  # Euler's constant, 0.577
+        0.6
     """
     uniform = torch.rand(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     return uniform.clamp_min_(torch.finfo(like.dtype).tiny).log_().neg_().log_().neg_()

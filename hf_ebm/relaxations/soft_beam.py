@@ -73,7 +73,12 @@ class SoftBeamResult:
 
 
 def token_scores(logits: torch.Tensor, normalization: str) -> torch.Tensor:
-    """f of a step: log-probabilities (`local`) or logits (`global`), (..., V), float32 or better."""
+    """f of a step: log-probabilities (`local`) or logits (`global`), (..., V), float32 or better.
+
+    Example:
+        >>> token_scores(torch.tensor([0.0, 0.0]), "local"), token_scores(torch.tensor([0.0, 0.0]), "global")
+        (tensor([-0.6931, -0.6931]), tensor([0., 0.]))
+    """
     logits = at_least_float32(logits)
     return logits.log_softmax(-1) if normalization == "local" else logits
 
@@ -179,6 +184,11 @@ def _beam_weights(scores: torch.Tensor, alpha: float) -> torch.Tensor:
 
 
 def gold_scores(logits: torch.Tensor, labels: torch.Tensor, normalization: str) -> torch.Tensor:
-    """s(y*): the scores of the labels of a teacher-forced pass, (B, T, V) and (B, T) -> (B,)."""
+    """s(y*): the scores of the labels of a teacher-forced pass, (B, T, V) and (B, T) -> (B,).
+
+    Example:
+        >>> gold_scores(torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]]), "local")  # twice log 1/2
+        tensor([-1.3863])
+    """
     scores = token_scores(logits, normalization).gather(2, labels.clamp_min(0)[..., None])[..., 0]
     return scores.masked_fill(labels == IGNORED, 0).sum(-1)

@@ -37,6 +37,11 @@ def soft_top_k(scores: torch.Tensor, num_beams: int, alpha: float) -> SoftSelect
 
     Raises:
         ValueError: for `alpha` <= 0, half precision, or more beams than successors.
+
+    Example:
+        >>> found = soft_top_k(torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]), num_beams=2, alpha=math.inf)
+        >>> found.scores, found.beam_weights.argmax(-1), found.token_weights.argmax(-1)
+        (tensor([[3., 2.]]), tensor([[0, 1]]), tensor([[0, 1]]))
     """
     rows, old_beams, vocab_size = scores.shape
     if not alpha > 0:

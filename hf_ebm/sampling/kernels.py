@@ -217,5 +217,10 @@ KERNELS: dict[str, Kernel] = {
 
 
 def targets_energy(sampler: str) -> bool:
-    """Whether a kernel's chains sample `exp(-E/τ)`. A decoder makes no chains."""
+    """Whether a kernel's chains sample `exp(-E/τ)`. A decoder makes no chains.
+
+    Example:
+        >>> targets_energy("metropolis_hastings"), targets_energy("gibbs")
+        (True, False)
+    """
     return sampler in KERNELS and KERNELS[sampler].leaves_invariant

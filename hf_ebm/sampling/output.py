@@ -102,7 +102,14 @@ class EnergyDiagnostics(NamedTuple):
 
 
 def energy_diagnostics(energies: Tensor) -> EnergyDiagnostics:
-    """Diagnoses `energies` (chains, draws). Raises `ValueError` for fewer than 2 chains or 4 draws."""
+    """Diagnoses `energies` (chains, draws). Raises `ValueError` for fewer than 2 chains or 4 draws.
+
+    Example:
+        >>> import torch
+        >>> stuck = torch.tensor([[0.0, 0.1, 0.0, 0.1], [9.0, 9.1, 9.0, 9.1]])  # two chains, each in a mode of its own
+        >>> energy_diagnostics(stuck).r_hat > 1.1
+        True
+    """
     if energies.dim() != 2 or energies.shape[0] < 2 or energies.shape[1] < 4:
         raise ValueError(f"energies must have at least 2 chains and 4 draws, got shape {tuple(energies.shape)}")
     arviz = import_arviz()

@@ -53,6 +53,12 @@ def block_size_at(epoch: int, num_epochs: int, block_size: int | list[int], fina
 
     A list is cycled through; with `final_block_size` the size goes linearly from the one to the other over the epochs,
     rounded to the nearest integer (thesis ch. 6, block annealing); otherwise it is constant.
+
+    Example:
+        >>> [block_size_at(epoch, 5, 4, final_block_size=1) for epoch in range(5)]
+        [4, 3, 2, 2, 1]
+        >>> [block_size_at(epoch, 5, [1, 3], None) for epoch in range(5)]
+        [1, 3, 1, 3, 1]
     """
     if isinstance(block_size, list):
         return block_size[epoch % len(block_size)]
@@ -62,12 +68,22 @@ def block_size_at(epoch: int, num_epochs: int, block_size: int | list[int], fina
 
 
 def temperature_at(epoch: int, start: float, decay: float, floor: float) -> float:
-    """Target temperature of an epoch: decreases by `decay` an epoch, not below `floor` (thesis ch. 6)."""
+    """Target temperature of an epoch: decreases by `decay` an epoch, not below `floor` (thesis ch. 6).
+
+    Example:
+        >>> [temperature_at(epoch, 1.0, decay=0.25, floor=0.5) for epoch in range(4)]
+        [1.0, 0.75, 0.5, 0.5]
+    """
     return max(start - decay * epoch, min(floor, start))
 
 
 def kept_samples(epochs: int, burn_in: int, thinning: int) -> int:
-    """How many samples a run of so many epochs keeps."""
+    """How many samples a run of so many epochs keeps.
+
+    Example:
+        >>> kept_samples(12, burn_in=4, thinning=3)
+        3
+    """
     return max(0, -(-(epochs - burn_in) // thinning))
 
 

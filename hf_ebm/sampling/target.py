@@ -27,6 +27,10 @@ def as_extra_energies(given: object) -> tuple[ExtraEnergy, ...]:
 
     Raises:
         ValueError: for anything else, naming the entry, and for a weight that isn't finite.
+
+    Example:
+        >>> as_extra_energies(len), as_extra_energies([(2, len)])
+        (((1.0, <built-in function len>),), ((2.0, <built-in function len>),))
     """
     if given is None:
         return ()

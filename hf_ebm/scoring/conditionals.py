@@ -17,12 +17,22 @@ _ROWS_AT_ONCE = 2**18
 
 
 def num_context_rows(length: int, count: int) -> int:
-    """Masked rows that `scores_in_contexts` runs for `length` free positions of `count` tokens."""
+    """Masked rows that `scores_in_contexts` runs for `length` free positions of `count` tokens.
+
+    Example:
+        >>> num_context_rows(3, 5)  # of each position its 25 contexts
+        75
+    """
     return length * count ** (length - 1)
 
 
 def num_conditional_rows(length: int, count: int, reads_own_token: bool = True) -> int:
-    """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens."""
+    """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens.
+
+    Example:
+        >>> num_conditional_rows(3, 5)
+        33
+    """
     return length * (1 + count * (length - 1 if reads_own_token else min(1, length - 1)))
 
 

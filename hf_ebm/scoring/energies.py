@@ -32,12 +32,22 @@ class Energy(NamedTuple):
 
 
 def raw_term(logits: Tensor, tokens: Tensor) -> Tensor:
-    """`-z[y]`."""
+    """`-z[y]`.
+
+    Example:
+        >>> raw_term(torch.tensor([2.0, -1.0]), torch.tensor([0]))
+        tensor([-2.])
+    """
     return -logits.gather(-1, tokens)
 
 
 def local_term(logits: Tensor, tokens: Tensor) -> Tensor:
-    """`-log_softmax(z)[y]`."""
+    """`-log_softmax(z)[y]`.
+
+    Example:
+        >>> local_term(torch.tensor([0.0, 0.0]), torch.tensor([0]))  # log 2
+        tensor([0.6931])
+    """
     return logits.logsumexp(-1, keepdim=True) - logits.gather(-1, tokens)
 
 
@@ -59,12 +69,22 @@ ENERGIES: dict[str, Energy] = {
 
 
 def token_energy(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
-    """Energy term in nats of `tokens` (...) under `logits` (..., V)."""
+    """Energy term in nats of `tokens` (...) under `logits` (..., V).
+
+    Example:
+        >>> token_energy(torch.zeros(2, 2), torch.tensor([1, 0]), "local")
+        tensor([0.6931, 0.6931])
+    """
     return ENERGIES[energy].term(logits, tokens[..., None])[..., 0]
 
 
 def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
-    """Minus the energy terms of each of `tokens` (K,) under `logits` (..., V): (..., K)."""
+    """Minus the energy terms of each of `tokens` (K,) under `logits` (..., V): (..., K).
+
+    Example:
+        >>> token_scores(torch.tensor([[3.0, 0.0, 1.0]]), torch.tensor([0, 2]), "raw")
+        tensor([[3., 1.]])
+    """
     return -ENERGIES[energy].term(logits, tokens.expand(*logits.shape[:-1], -1))
 
 

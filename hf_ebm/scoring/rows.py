@@ -115,7 +115,13 @@ class MaskedRows(NamedTuple):
 
 
 def attended_mask(start: Tensor, stop: Tensor, columns: int) -> Tensor:
-    """(B, T) bool: columns from `start` (B,) to before `stop` (B,)."""
+    """(B, T) bool: columns from `start` (B,) to before `stop` (B,).
+
+    Example:
+        >>> attended_mask(torch.tensor([0, 1]), torch.tensor([2, 3]), 4).int()
+        tensor([[1, 1, 0, 0],
+                [0, 1, 1, 0]], dtype=torch.int32)
+    """
     column = torch.arange(columns, device=start.device)
     return (column >= start[:, None]) & (column < stop[:, None])
 
@@ -124,6 +130,10 @@ def attended_spans(attention_mask: Tensor) -> tuple[Tensor, Tensor]:
     """`(start, stop)`, each (B,) on the CPU, of the attended columns of `attention_mask` (B, T).
 
     Raises `ValueError` for a row with no attended column or with a hole between attended ones.
+
+    Example:
+        >>> attended_spans(torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1]]))
+        (tensor([0, 1]), tensor([2, 4]))
     """
     mask = attention_mask.bool().cpu()
     count = mask.sum(1)
