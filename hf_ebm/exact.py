@@ -139,6 +139,12 @@ def energies_from_contexts(tables: Sequence[Tensor]) -> Tensor:
     Args:
         tables: T tensors (V^(T-1), V) of logits (raw energy) or log probabilities (local energy) of the tokens,
             contexts in lexicographic order of the other positions.
+
+    Example:
+        >>> first = torch.tensor([[2.0, 1.0], [2.0, 1.0]])  # likes token 0, whatever the second one is
+        >>> energies_from_contexts([first, torch.zeros(2, 2)])
+        tensor([[-2., -2.],
+                [-1., -1.]])
     """
     length, size = len(tables), tables[0].shape[-1]
     terms = (table.view((size,) * length).movedim(-1, t) for t, table in enumerate(tables))
@@ -146,17 +152,33 @@ def energies_from_contexts(tables: Sequence[Tensor]) -> Tensor:
 
 
 def log_partition(energies: Tensor) -> Tensor:
-    """log Z, a scalar."""
+    """log Z, a scalar.
+
+    Example:
+        >>> log_partition(torch.zeros(2, 2))  # four sequences: log 4
+        tensor(1.3863)
+    """
     return (-energies.flatten()).logsumexp(0)
 
 
 def negative_log_likelihoods(energies: Tensor, sequences: Tensor) -> Tensor:
-    """Exact `-log p(y)` in nats, (B,)."""
+    """Exact `-log p(y)` in nats, (B,).
+
+    Example:
+        >>> negative_log_likelihoods(torch.zeros(2, 2), torch.tensor([[0, 1], [1, 1]]))
+        tensor([1.3863, 1.3863])
+    """
     return energies[tuple(sequences.T)] + log_partition(energies)
 
 
 def conditional_log_probs(energies: Tensor, sequences: Tensor) -> Tensor:
-    """Exact `log p(y_t = w | the other tokens)` at each position, (B, T, V)."""
+    """Exact `log p(y_t = w | the other tokens)` at each position, (B, T, V).
+
+    Example:
+        >>> conditional_log_probs(torch.zeros(2, 2), torch.tensor([[0, 1]])).exp()
+        tensor([[[0.5000, 0.5000],
+                 [0.5000, 0.5000]]])
+    """
     found = []
     for t in range(sequences.shape[1]):
         others = energies.movedim(t, -1)[tuple([*sequences.T[:t], *sequences.T[t + 1 :]])]
@@ -165,10 +187,21 @@ def conditional_log_probs(energies: Tensor, sequences: Tensor) -> Tensor:
 
 
 def negative_pseudolikelihoods(conditionals: Tensor, sequences: Tensor) -> Tensor:
-    """`-Σ_t log p(y_t | the other tokens)` of log conditionals (B, T, V), in nats, (B,)."""
+    """`-Σ_t log p(y_t | the other tokens)` of log conditionals (B, T, V), in nats, (B,).
+
+    Example:
+        >>> negative_pseudolikelihoods(torch.full((1, 2, 2), 0.5).log(), torch.tensor([[0, 1]]))
+        tensor([1.3863])
+    """
     return -conditionals.gather(-1, sequences[..., None])[..., 0].sum(1)
 
 
 def projection_divergences(teacher: Tensor, conditionals: Tensor) -> Tensor:
-    """`Σ_t KL(teacher_t ‖ p(· | the other tokens))` of log probabilities (B, T, V) each, in nats, (B,)."""
+    """`Σ_t KL(teacher_t ‖ p(· | the other tokens))` of log probabilities (B, T, V) each, in nats, (B,).
+
+    Example:
+        >>> sure = torch.tensor([[[1.0, 0.0]]]).log().clamp_min(-99)
+        >>> projection_divergences(sure, torch.tensor([[[0.5, 0.5]]]).log())
+        tensor([0.6931])
+    """
     return (teacher.exp() * (teacher - conditionals)).sum((1, 2))

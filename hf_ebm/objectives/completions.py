@@ -27,6 +27,10 @@ def split_completions(
     Raises:
         ValueError: for a row without a token, with labels that aren't its tokens, or with a gap in or behind its
             targets.
+
+    Example:
+        >>> split_completions(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[-100, -100, 7, 8]]))
+        ([tensor([5, 6])], [tensor([7, 8])])
     """
     prompts, targets = [], []
     for row in range(len(input_ids)):
@@ -50,20 +54,39 @@ def split_completions(
 
 
 def pad_left(rows: Sequence[torch.Tensor], value: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows padded on the left, (N, T), and their attention mask."""
+    """Rows padded on the left, (N, T), and their attention mask.
+
+    Example:
+        >>> pad_left([torch.tensor([5, 6]), torch.tensor([7])], 0)
+        (tensor([[5, 6],
+                [0, 7]]), tensor([[1, 1],
+                [0, 1]]))
+    """
     ids, mask = pad_right([row.flip(0) for row in rows], value)
     return ids.flip(1), mask.flip(1)
 
 
 def pad_right(rows: Sequence[torch.Tensor], value: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows padded on the right, (N, T), and their attention mask."""
+    """Rows padded on the right, (N, T), and their attention mask.
+
+    Example:
+        >>> pad_right([torch.tensor([5, 6]), torch.tensor([7])], 0)
+        (tensor([[5, 6],
+                [7, 0]]), tensor([[1, 1],
+                [1, 0]]))
+    """
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)
     return ids, (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
 
 
 def ends_at(ids: torch.Tensor, end_ids: Sequence[int]) -> list[torch.Tensor]:
-    """Decoded rows (N, T), each up to its first end token, which stays."""
+    """Decoded rows (N, T), each up to its first end token, which stays.
+
+    Example:
+        >>> ends_at(torch.tensor([[5, 2, 2], [5, 6, 7]]), end_ids=[2])
+        [tensor([5, 2]), tensor([5, 6, 7])]
+    """
     ends = torch.isin(ids, torch.tensor(list(end_ids), dtype=ids.dtype, device=ids.device)).long()
     lengths = (ends.cumsum(1) == ends).sum(1)  # of what no end token precedes
     return [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
@@ -75,6 +98,10 @@ def token_log_probs(logits: torch.Tensor, labels: torch.Tensor, ruled_out: torch
     Args:
         ruled_out: (n, V) bool, for each of the n labels that aren't -100, row after row, the tokens that could not have
             stood in its place: the probability is that of the label among the others.
+
+    Example:
+        >>> token_log_probs(torch.zeros(1, 2, 4), torch.tensor([[-100, 3]]))  # log 1/4
+        tensor([[-0.0000, -1.3863]])
     """
     kept = labels != IGNORED
     # Only logits that are read are made float32: prompts can be far longer than what follows them.
@@ -88,7 +115,12 @@ def token_log_probs(logits: torch.Tensor, labels: torch.Tensor, ruled_out: torch
 def sequence_log_probs(
     logits: torch.Tensor, labels: torch.Tensor, ruled_out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Log probability of each row's labels in nats, (N,); arguments as for `token_log_probs`."""
+    """Log probability of each row's labels in nats, (N,); arguments as for `token_log_probs`.
+
+    Example:
+        >>> sequence_log_probs(torch.zeros(1, 3, 4), torch.tensor([[-100, 3, 1]]))
+        tensor([-2.7726])
+    """
     return token_log_probs(logits, labels, ruled_out).sum(1)
 
 

@@ -167,7 +167,12 @@ class HammingCost:
 
 
 def cost_of_tokens(costs: torch.Tensor, labels: torch.Tensor, step: int, vocab_size: int) -> torch.Tensor:
-    """d_t of one step, (B, V), from costs (B, T, V) or (B, T), see `DecomposableCost`."""
+    """d_t of one step, (B, V), from costs (B, T, V) or (B, T), see `DecomposableCost`.
+
+    Example:
+        >>> cost_of_tokens(torch.ones(1, 2), torch.tensor([[2, 0]]), step=0, vocab_size=3)
+        tensor([[1., 1., 0.]])
+    """
     if costs.dim() == 3:
         return costs[:, step]
     of_step = costs[:, step, None].expand(-1, vocab_size)

@@ -19,7 +19,12 @@ IGNORED = -100
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32 if it is of half precision, itself otherwise."""
+    """The tensor in float32 if it is of half precision, itself otherwise.
+
+    Example:
+        >>> at_least_float32(torch.zeros(2, dtype=torch.bfloat16)).dtype
+        torch.float32
+    """
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -27,6 +32,10 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: flo
     """Cross entropy in nats, summed over tokens: logits (B, T, V), labels (B, T) with -100 where ignored -> ().
 
     Of `smoothing` ε the target is `(1 - ε)` times the label plus `ε` times the uniform distribution over all V ids.
+
+    Example:
+        >>> cross_entropy_sum(torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]]))  # twice log 2
+        tensor(1.3863)
     """
     return torch.nn.functional.cross_entropy(
         at_least_float32(logits).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum",
@@ -35,7 +44,12 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, smoothing: flo
 
 
 def num_tokens(labels: torch.Tensor) -> torch.Tensor:
-    """How many labels aren't -100, ()."""
+    """How many labels aren't -100, ().
+
+    Example:
+        >>> num_tokens(torch.tensor([[0, 1, -100]]))
+        tensor(2)
+    """
     return (labels != IGNORED).sum()
 
 
@@ -51,6 +65,10 @@ def log_normalizers(logits: torch.Tensor, labels: torch.Tensor) -> LogNormalizer
 
     `cross entropy + lambda * (log Z)^2`, summed over tokens, is the self-normalized objective (Goyal, Dyer and
     Berg-Kirkpatrick 2019, section 3.2.1): it makes unnormalized scores comparable with log-probabilities.
+
+    Example:
+        >>> log_normalizers(torch.zeros(1, 2, 2), torch.tensor([[0, -100]]))
+        LogNormalizers(sum=tensor(0.6931), sum_of_squares=tensor(0.4805))
     """
     log_z = at_least_float32(logits).logsumexp(-1).masked_fill(labels == IGNORED, 0)
     return LogNormalizers(log_z.sum(), log_z.square().sum())
@@ -71,6 +89,11 @@ def minimum_risk(
 
     Returns:
         The risk, (B,) float32 or better, and q, (B, S), 0 where not valid.
+
+    Example:
+        >>> log_probs, costs = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.0, 1.0]])
+        >>> minimum_risk(log_probs, costs, torch.ones(1, 2, dtype=torch.bool), sharpness=1.0)
+        (tensor([0.5000]), tensor([[0.5000, 0.5000]]))
     """
     scores = (sharpness * log_probs).masked_fill(~valid, -torch.inf)
     weights = torch.softmax(scores, -1)
@@ -87,6 +110,12 @@ def policy_gradient_loss(log_probs: torch.Tensor, costs: torch.Tensor, baseline:
         log_probs: of samples, (B, S), with their gradient.
         costs: (B, S).
         baseline: broadcastable to (B, S).
+
+    Example:
+        >>> log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+        >>> policy_gradient_loss(log_probs, torch.tensor([[0.0, 1.0]]), torch.tensor(0.5)).backward()
+        >>> log_probs.grad  # the cheaper sample's log probability grows in a step against the gradient
+        tensor([[-0.2500,  0.2500]])
     """
     return ((costs - baseline).detach() * log_probs).mean(-1)
 
@@ -98,10 +127,20 @@ def noise_contrastive_loss(real: torch.Tensor, generated: torch.Tensor) -> tuple
 
     Args:
         real, generated: energies of sequences of the data and of the language model, any shapes.
+
+    Example:
+        >>> real, generated = noise_contrastive_loss(torch.tensor([0.0]), torch.tensor([0.0]))  # energies that tell nothing
+        >>> real + generated
+        tensor([1.3863])
     """
     return softplus(real), softplus(-generated)
 
 
 def log_self_normalizer(generated: torch.Tensor) -> torch.Tensor:
-    """`log mean exp(-E)` over sequences of the language model, a scalar: an estimate of log Z, pooled over prefixes."""
+    """`log mean exp(-E)` over sequences of the language model, a scalar: an estimate of log Z, pooled over prefixes.
+
+    Example:
+        >>> log_self_normalizer(torch.tensor([0.0, 0.0]))
+        tensor(0., dtype=torch.float64)
+    """
     return (-generated.double().flatten()).logsumexp(0) - math.log(generated.numel())

@@ -161,6 +161,12 @@ def candidate_log_weights(
         cost: C(θ), ().
         alpha: α > 0.
         log_densities: (K,), of `log_proposal_density`.
+
+    Example:
+        >>> better, worse = torch.tensor([1.0, 2.0])
+        >>> costs = torch.stack([better, worse])
+        >>> candidate_log_weights(costs, worse, alpha=1.0, log_densities=torch.zeros(2)).exp()
+        tensor([0.7311, 0.2689], dtype=torch.float64)
     """
     log_weights = alpha * (cost.double() - costs.double()) - log_densities
     return log_weights - log_weights.logsumexp(0)

@@ -34,6 +34,13 @@ def log_partition_bounds(energies: Tensor) -> LogPartitionBounds:
 
     Raises:
         ValueError: for fewer than two samples, and for NaN or minus infinity.
+
+    Example:
+        >>> bounds = log_partition_bounds(torch.tensor([0.0, 1.0, 0.5]))
+        >>> bool(bounds.lower < bounds.upper)
+        True
+        >>> log_partition_bounds(torch.zeros(4)).lower  # all energies 0: log Z is 0
+        tensor(0., dtype=torch.float64)
     """
     check_energies(energies)
     count = energies.shape[-1]
@@ -59,6 +66,10 @@ def log_importance_weights(energies: Tensor) -> Tensor:
 
     Raises:
         ValueError: for NaN or minus infinity, and for rows that are all infinite.
+
+    Example:
+        >>> log_importance_weights(torch.tensor([0.0, torch.inf])).exp()
+        tensor([1., 0.], dtype=torch.float64)
     """
     check_energies(energies)
     if bool(energies.isinf().all(-1).any()):
@@ -67,7 +78,12 @@ def log_importance_weights(energies: Tensor) -> Tensor:
 
 
 def effective_sample_size(log_weights: Tensor) -> Tensor:
-    """`(Σ w)² / Σ w²` of log weights (…, n), from 1 to n."""
+    """`(Σ w)² / Σ w²` of log weights (…, n), from 1 to n.
+
+    Example:
+        >>> effective_sample_size(torch.tensor([[0.0, 0.0], [0.0, -torch.inf]]))
+        tensor([2., 1.])
+    """
     return (2 * log_weights.logsumexp(-1) - (2 * log_weights).logsumexp(-1)).exp()
 
 

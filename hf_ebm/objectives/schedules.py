@@ -28,6 +28,10 @@ def teacher_forcing_probability(
 
     Raises:
         ValueError: for another schedule, or a value out of range.
+
+    Example:
+        >>> [round(teacher_forcing_probability(time, "inverse_sigmoid"), 2) for time in (0, 10, 23, 60)]
+        [1.0, 0.79, 0.5, 0.02]
     """
     decay_strength, probability = check_teacher_forcing(schedule, decay_strength, probability)
     if schedule == "always":
@@ -59,6 +63,10 @@ def inverse_temperature(time: float, alpha: float, growth: float) -> float:
 
     Raises:
         ValueError: unless both are finite and above 0.
+
+    Example:
+        >>> round(inverse_temperature(2, alpha=1.0, growth=3.0), 4)
+        9.0
     """
     alpha, growth = check_inverse_temperature(alpha, growth)
     exponent = math.log(alpha) + time * math.log(growth)

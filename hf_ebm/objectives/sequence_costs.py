@@ -27,6 +27,10 @@ def nearest_reference(symbols: Sequence[Hashable], references: Sequence[Sequence
     """Edits (insertions, deletions, substitutions) to the nearest of one or more references, and that one's length.
 
     Of equally near references the longest is taken. Needs rapidfuzz, else raises `ImportError`.
+
+    Example:
+        >>> nearest_reference(["a", "b"], [["a", "b", "c"], ["x"]])
+        (1, 3)
     """
     try:
         from rapidfuzz.distance import Levenshtein
@@ -46,6 +50,10 @@ def normalized_edit_distance(
     error rate of the row.
 
     Needs rapidfuzz, else raises `ImportError`.
+
+    Example:
+        >>> normalized_edit_distance(["a b", "a"], ["a b c d", ["b", "a"]])  # of several references the nearest
+        tensor([0.5000, 0.0000])
     """
     nearest = [nearest_reference(symbols, truths) for symbols, truths in _symbol_pairs(predictions, references)]
     return _costs(edits / length for edits, length in nearest)
@@ -63,6 +71,10 @@ def sentence_bleu_cost(
         tokenize: sacrebleu's name of what divides texts further; "none" takes the symbols as they stand.
 
     Needs sacrebleu, else raises `ImportError`.
+
+    Example:
+        >>> sentence_bleu_cost(["in the beginning god"], ["in the beginning god"])
+        tensor([0.])
     """
     try:
         from sacrebleu.metrics import BLEU
@@ -96,6 +108,10 @@ def meteor_without_synonyms_cost(
     which can make more chunks than there need be.
 
     Needs nltk, else raises `ImportError`.
+
+    Example:
+        >>> meteor_without_synonyms_cost(["god", "light"], ["god", "dark"])
+        tensor([0.5000, 1.0000])
     """
     try:
         from nltk.translate.meteor_score import meteor_score
@@ -113,6 +129,10 @@ def repetition(predictions: Sequence[str] | Sequence[Sequence[int]], n: int = 4)
 
     Raises:
         ValueError: for n below 1.
+
+    Example:
+        >>> repetition([[1, 2, 1, 2, 1]], n=2)  # four bigrams, two different ones
+        tensor([0.5000])
     """
     n = as_whole("n", n, 1)
     shares = []
@@ -125,12 +145,22 @@ def repetition(predictions: Sequence[str] | Sequence[Sequence[int]], n: int = 4)
 def repetition_cost(
     predictions: Sequence[str] | Sequence[Sequence[int]], references: object = None, n: int = 4
 ) -> torch.Tensor:
-    """`repetition` as a cost; references aren't read."""
+    """`repetition` as a cost; references aren't read.
+
+    Example:
+        >>> repetition_cost([[1, 2, 1, 2, 1]], n=2)
+        tensor([0.5000])
+    """
     return repetition(predictions, n)
 
 
 def non_termination(predictions: Sequence[Sequence[int]], eos_token_id: int) -> torch.Tensor:
-    """1 for each list of token ids that lacks the end token, else 0."""
+    """1 for each list of token ids that lacks the end token, else 0.
+
+    Example:
+        >>> non_termination([[5, 6, 2], [5, 6, 7]], eos_token_id=2)
+        tensor([0., 1.])
+    """
     end = as_whole("eos_token_id", eos_token_id)
     return _costs(end not in ids for ids in token_ids(predictions, "predictions"))
 
@@ -140,6 +170,10 @@ def token_ids(sequences: Sequence[Sequence[int]], argument: str) -> list[list[in
 
     Raises:
         ValueError: naming the argument, and the row, unless it is a list of one or more lists of token ids.
+
+    Example:
+        >>> token_ids([torch.tensor([5, 6]), [7]], "predictions")
+        [[5, 6], [7]]
     """
     _check_list(sequences, argument)
     rows = []
@@ -169,6 +203,12 @@ def as_cost(cost: str | Callable[..., Any] | SequenceCost) -> SequenceCost:
 
     Raises:
         ValueError: for an unknown name, something that can't be called, or another value of `reads`.
+
+    Example:
+        >>> as_cost("edit_distance")([[5, 6]], [[5, 7]])
+        tensor([0.5000])
+        >>> as_cost(lambda predictions, references: [float(len(text)) for text in predictions])(["abc"], ["ab"])
+        tensor([3.])
     """
     if isinstance(cost, SequenceCost):
         return cost
