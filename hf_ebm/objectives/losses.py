@@ -129,7 +129,7 @@ def noise_contrastive_loss(real: torch.Tensor, generated: torch.Tensor) -> tuple
         real, generated: energies of sequences of the data and of the language model, any shapes.
 
     Example:
-        >>> real, generated = noise_contrastive_loss(torch.tensor([0.0]), torch.tensor([0.0]))  # energies that tell nothing
+        >>> real, generated = noise_contrastive_loss(torch.tensor([0.0]), torch.tensor([0.0]))
         >>> real + generated
         tensor([1.3863])
     """

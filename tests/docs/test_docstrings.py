@@ -11,7 +11,9 @@ import hf_ebm
 
 FOLDER = Path(hf_ebm.__file__).parent
 PURE = [FOLDER / "exact.py"]
-PURE += [path for name in ("scoring", "sampling", "relaxations", "objectives") for path in (FOLDER / name).glob("[!_]*")]
+PURE += [
+    path for name in ("scoring", "sampling", "relaxations", "objectives") for path in (FOLDER / name).glob("[!_]*")
+]
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts) for path in sorted(PURE) if path.suffix == ".py"
 ]
@@ -43,4 +45,4 @@ def test_functions_have_an_example():
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if function.__module__ == module.__name__ and not name.startswith("_")
     ]
-    assert {one.__name__ for one in functions if ">>>" not in (one.__doc__ or "")} == SHOWN_ELSEWHERE
+    assert {one.__name__ for one in functions if ">>>" not in (one.__doc__ or "")} <= SHOWN_ELSEWHERE
