@@ -26,8 +26,8 @@ def soft_top_k(scores: torch.Tensor, num_beams: int, alpha: float) -> SoftSelect
     `p_i = softmax(-alpha * (scores - m_i) ** 2)`. As alpha grows, p_i tends to one-hot at the i-th best, where there
     are no ties; `alpha=inf` is that limit, without a gradient through the choice.
 
-    The gradient flows through the scores and through m. Only the scores are kept for the backward pass: each p_i is
-    made again there, one at a time, so that k distributions over k * V successors never exist at once.
+    The gradient flows through the scores and through m. Only the scores are kept for the backward pass: p is made again
+    there, for few rows at a time, so that k distributions over k * V successors never exist for all rows at once.
 
     Args:
         scores: of each successor of each beam, (B, k_old, V), float32 or float64; finite (a forbidden successor has a
@@ -59,10 +59,20 @@ def soft_top_k(scores: torch.Tensor, num_beams: int, alpha: float) -> SoftSelect
     return SoftSelection(*_SoftTopK.apply(flat, best, alpha, vocab_size))
 
 
+# Numbers in p of the rows that are worked on together: on a CPU so few that they stay in its cache.
+_AT_ONCE, _AT_ONCE_ON_CPU = 2**24, 2**18
+
+
 def _weights(flat: torch.Tensor, best: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """p_i and the distances to m_i, both (B, k_old * V); `best` is (B,)."""
-    distance = flat - best[:, None]
+    """p_i and the distances to m_i, both (B, k, k_old * V)."""
+    distance = flat[:, None] - best[..., None]
     return (distance * distance).mul_(-alpha).softmax(-1), distance
+
+
+def _parts(best: torch.Tensor, successors: int) -> list[slice]:
+    rows, beams = best.shape
+    size = max(1, (_AT_ONCE_ON_CPU if best.device.type == "cpu" else _AT_ONCE) // (beams * successors))
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 class _SoftTopK(torch.autograd.Function):
@@ -72,17 +82,18 @@ class _SoftTopK(torch.autograd.Function):
     def forward(
         ctx: Any, flat: torch.Tensor, best: torch.Tensor, alpha: float, vocab_size: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scores, beams, tokens = [], [], []
-        for i in range(best.shape[1]):
-            p = _weights(flat, best[:, i], alpha)[0]
-            by_beam = p.view(len(p), -1, vocab_size)
-            beams.append(by_beam.sum(2))
-            tokens.append(by_beam.sum(1))
-            scores.append(p.mul_(flat).sum(-1))
-        found = torch.stack(scores, 1), torch.stack(beams, 1), torch.stack(tokens, 1)
-        ctx.save_for_backward(flat, best, *found)
+        scores = torch.empty_like(best)
+        beams = flat.new_empty(*best.shape, flat.shape[1] // vocab_size)
+        tokens = flat.new_empty(*best.shape, vocab_size)
+        for part in _parts(best, flat.shape[1]):
+            p = _weights(flat[part], best[part], alpha)[0]
+            by_beam = p.unflatten(-1, (-1, vocab_size))
+            torch.sum(by_beam, 3, out=beams[part])
+            torch.sum(by_beam, 2, out=tokens[part])
+            torch.sum(p.mul_(flat[part, None]), -1, out=scores[part])
+        ctx.save_for_backward(flat, best, scores, beams, tokens)
         ctx.alpha = alpha
-        return found
+        return scores, beams, tokens
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -92,13 +103,13 @@ class _SoftTopK(torch.autograd.Function):
         flat, best, scores, beams, tokens = ctx.saved_tensors
         # Of the gradient of p_i its mean under p_i, which what was found gives without another pass over successors.
         mean = scores_grad * scores + (beams_grad * beams).sum(-1) + (tokens_grad * tokens).sum(-1)
-        centred = beams_grad - mean[..., None]
-        flat_grad, best_grad = torch.zeros_like(flat), torch.empty_like(best)
-        for i in range(best.shape[1]):
-            p, distance = _weights(flat, best[:, i], ctx.alpha)
-            grad = (centred[:, i, :, None] + tokens_grad[:, i, None, :]).view_as(p)
+        centred, of_scores = (beams_grad - mean[..., None])[..., None], scores_grad[..., None]
+        flat_grad, best_grad = torch.empty_like(flat), torch.empty_like(best)
+        for part in _parts(best, flat.shape[1]):
+            p, distance = _weights(flat[part], best[part], ctx.alpha)
+            grad = (centred[part] + tokens_grad[part, :, None]).view_as(p)
             # Through the softmax, then through -alpha * distance^2, to the scores and to m_i.
-            grad.addcmul_(flat, scores_grad[:, i, None]).mul_(p).mul_(distance)
-            best_grad[:, i] = 2 * ctx.alpha * grad.sum(-1)
-            flat_grad.add_(grad, alpha=-2 * ctx.alpha).addcmul_(p, scores_grad[:, i, None])
+            grad.addcmul_(flat[part, None], of_scores[part]).mul_(p).mul_(distance).mul_(-2 * ctx.alpha)
+            best_grad[part] = -grad.sum(-1)
+            torch.sum(grad.addcmul_(p, of_scores[part]), 1, out=flat_grad[part])
         return flat_grad, best_grad, None, None

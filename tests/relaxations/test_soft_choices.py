@@ -79,8 +79,9 @@ def by_definition(scores, num_beams, alpha):
     return (p * flat[:, None]).sum(-1), shaped.sum(3), shaped.sum(2)
 
 
-def test_soft_top_k_equals_its_definition_with_gradients():
-    scores = draw(3, 2, 5).requires_grad_()
+@pytest.mark.parametrize("vocab_size", [5, 20_000])  # all rows together; two, then one
+def test_soft_top_k_equals_its_definition_with_gradients(vocab_size):
+    scores = draw(3, 2, vocab_size).requires_grad_()
     found, wanted = soft_top_k(scores, 3, 1.3), by_definition(scores, 3, 1.3)
     weights = [draw(*part.shape, seed=i) for i, part in enumerate(wanted)]
     gradients = []
