@@ -21,7 +21,7 @@ from hf_ebm.checks import check_choice
 from hf_ebm.objectives.costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.plain_values import as_whole, number
-from hf_ebm.relaxations.soft_top_k import soft_top_k
+from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
 
 if TYPE_CHECKING:
     from hf_ebm.relaxations.decoder_state import DecoderState
@@ -120,8 +120,8 @@ def relaxed_beam_search(
 
     def select(
         logits: torch.Tensor, scores: torch.Tensor, costs: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """One recurrence: new scores, costs, input embeddings, soft backpointers, and the hard choices."""
+    ) -> tuple[torch.Tensor, torch.Tensor, SoftSelection, tuple[torch.Tensor, torch.Tensor]]:
+        """One recurrence: new scores and costs, what was selected, and the hard choices."""
         successors = scores[:, :, None] + token_scores(logits, settings.normalization).reshape(rows, -1, vocab_size)
         step_costs = cost_of_tokens(all_costs, labels, step, vocab_size)
         if cost_augmented:
@@ -133,11 +133,11 @@ def relaxed_beam_search(
         keep = active[:, step, None]
         new_scores = torch.where(keep, chosen.scores, scores)
         new_costs = torch.where(keep, new_costs, costs)
-        embeddings = decoder.expected_embedding(chosen.token_weights)
         hard = (chosen.beam_weights.detach().argmax(-1), chosen.token_weights.detach().argmax(-1))
-        return new_scores, new_costs, embeddings, chosen.beam_weights, hard
+        return new_scores, new_costs, chosen, hard
 
-    scores, costs, embeddings, _, hard = select(logits, scores, costs, 0)
+    scores, costs, chosen, hard = select(logits, scores, costs, 0)
+    embeddings = decoder.expected_embedding(chosen.token_weights)
     state, choices = state.repeat(beams), [hard]
     for step in range(1, labels.shape[1]):
 
@@ -145,8 +145,10 @@ def relaxed_beam_search(
             embeddings: torch.Tensor, scores: torch.Tensor, costs: torch.Tensor, state: DecoderState, step: int = step
         ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, DecoderState, tuple[torch.Tensor, torch.Tensor]]:
             logits, state = decoder.step(embeddings.flatten(0, 1), state)
-            scores, costs, embeddings, beam_weights, hard = select(logits, scores, costs, step)
-            return scores, costs, embeddings, state.mix(beam_weights), hard
+            scores, costs, chosen, hard = select(logits, scores, costs, step)
+            if step < labels.shape[1] - 1:  # nothing follows the last step
+                embeddings, state = decoder.expected_embedding(chosen.token_weights), state.mix(chosen.beam_weights)
+            return scores, costs, embeddings, state, hard
 
         scores, costs, embeddings, state, hard = _run(advance, settings, embeddings, scores, costs, state)
         choices.append(hard)
