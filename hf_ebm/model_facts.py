@@ -1,4 +1,4 @@
-"""What a model says of itself: the ids it knows and predicts, its special tokens, and how long a sequence may be."""
+"""What a model says of itself: the ids it knows and predicts, special tokens, inputs it needs, the longest sequence."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ def num_outputs(model: PreTrainedModel) -> int:
     """How many ids a model predicts."""
     head = model.get_output_embeddings()
     return model.config.get_text_config(decoder=True).vocab_size if head is None else head.weight.shape[0]
+
+
+def needed_inputs(config: PreTrainedConfig) -> dict[str, str]:
+    """Inputs that a model cannot do without, by its configuration, with the reason."""
+    needed = {}
+    if getattr(config, "use_lang_emb", False) and getattr(config, "n_langs", 1) > 1:
+        known = getattr(config, "lang2id", None) or f"numbers from 0 to {config.n_langs - 1}"
+        needed["langs"] = f"it adds an embedding of each token's language; its languages are {known}"
+    if hasattr(config, "languages") and getattr(config, "default_language", None) is None:
+        needed["lang_ids"] = f"its languages are {config.languages}, and none is the default (set_default_language)"
+    if hasattr(config, "max_2d_position_embeddings"):
+        needed["bbox"] = "it adds embeddings of each token's box; bbox=0 says that there is no layout"
+    return needed
+
+
+def refuse_needed_inputs(name: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError`, naming the argument, for a model that needs more than tokens where there is nothing else."""
+    for needed, reason in needed_inputs(model.config).items():
+        raise ValueError(f"{name}: {type(model).__name__} needs {needed}, which can't be given here: {reason}")
 
 
 def special_ids(name: str, *owners: Any) -> list[int]:

@@ -1,21 +1,58 @@
-"""Texts and any tokenizer: ids without special tokens, prompts, what it has no token for, and energies of texts."""
+"""Texts as callers give them, and any tokenizer: ids, prompts, what it has no token for, and energies of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.checks import as_callable, check_choice, check_methods, name_of, row_numbers
+from hf_ebm.checks import as_callable, as_string, check_choice, check_methods, name_of, row_numbers, shown
+from hf_ebm.plain_values import as_path
 
 logger = logging.get_logger(__name__)
 
 Rows = list[list[int]]
 UNKNOWN_TOKENS = ("warn", "error", "ignore")
 _ROWS_TOLD = 5
+
+
+def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
+    """One string per row from a list, a generator, a column of a data set, an open file, or the path of a file.
+
+    Raises:
+        ValueError: for a row that is no string of whole characters, naming it; another kind of container; a file that
+            can't be read.
+    """
+    if isinstance(texts, str):
+        return [as_string(name, texts)]
+    if isinstance(texts, os.PathLike):
+        try:
+            with open(as_path(name, texts), encoding="utf-8-sig", newline="\n") as file:
+                return as_texts(name, file)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f"{name}: cannot read {texts}: {error}") from error
+    # Of a mapping or a table these would be the keys, and a set has no order.
+    wrong = isinstance(texts, (bytes, bytearray, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
+    if wrong or not isinstance(texts, Iterable):
+        raise ValueError(f"{name} must be strings (a list, a generator, a file, …), got {shown(texts)}")
+    from_file = hasattr(texts, "readline")
+    rows = []
+    for number, text in enumerate(texts):
+        whole = as_string(f"{name}: row {number}", text)
+        rows.append(whole.rstrip("\r\n") if from_file else whole)
+    return rows
+
+
+def tokenized(tokenizer: PreTrainedTokenizerBase, name: str, row: int, text: str, **options: Any) -> BatchEncoding:
+    """What the tokenizer makes of a text; `ValueError` naming the row where it can't take it."""
+    try:
+        return tokenizer(text, verbose=False, **options)
+    except Exception as error:  # tokenizers raise what they like on text they can't take
+        raise ValueError(f"{name}: row {row} cannot be tokenized: {error}") from error
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:

@@ -17,10 +17,11 @@ from transformers.utils import logging
 from hf_ebm import exact
 from hf_ebm.checks import as_truth, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
+from hf_ebm.model_facts import refuse_needed_inputs
 from hf_ebm.models.adapters import has_adapters, read_adapter
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
-from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input, refuse_needed_inputs
+from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input
 from hf_ebm.objectives.losses import at_least_float32
 from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations

@@ -19,7 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
 from hf_ebm.checks import as_callables, shown
 from hf_ebm.encoders import encodes_ids
 from hf_ebm.memory import check_fits
-from hf_ebm.models.energy.inputs import refuse_needed_inputs
+from hf_ebm.model_facts import refuse_needed_inputs
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import (
     ADAPTER_CONFIG_NAME,
     ADAPTER_SAFE_WEIGHTS_NAME,
@@ -88,6 +88,28 @@ def load_adapter(model: PreTrainedModel, name: str | os.PathLike, **hub: Any) ->
         )
     refuse_missing_weights(name, info)
     return info
+
+
+# One of these lies beside the weights if a checkpoint has a tokenizer. Without one, Transformers would make up a
+# tokenizer from the model's configuration, and every energy computed with it would be wrong.
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model",
+)  # fmt: skip
+
+
+def own_tokenizer(name: str, **hub_arguments: Any) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that a folder or Hub repository holds, or that of an adapter's base model; `None` if there is none.
+
+    Args:
+        hub_arguments: `revision`, `token`, `cache_dir`, `subfolder`, `trust_remote_code`, … as in Transformers.
+    """
+    where = {k: v for k, v in hub_arguments.items() if k not in ("trust_remote_code", "code_revision")}
+    quiet = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
+    if not any(cached_file(name, file, **where, **quiet) for file in _TOKENIZER_FILES):
+        adapter = adapter_settings(name, **where)
+        return None if adapter is None else own_tokenizer(**base_arguments(adapter, hub_arguments))
+    return AutoTokenizer.from_pretrained(name, **hub_arguments)
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -5,17 +5,15 @@ Also rows of a source and a target, whose place a placeholder, one mask, holds.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_string, shown
 from hf_ebm.model_facts import Limit, limit_of
 from hf_ebm.models.energy.inputs import mask_id_of
-from hf_ebm.plain_values import as_path
+from hf_ebm.texts import tokenized
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -56,33 +54,6 @@ class EncodedText:
         if self.spans is None:
             raise ValueError("the tokenizer knows no character spans, so a word has no text")
         return self.text[self.spans[pieces[0]][0] : self.spans[pieces[-1]][1]]
-
-
-def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
-    """One string per row from a list, a generator, a column of a data set, an open file, or the path of a file.
-
-    Raises:
-        ValueError: for a row that is no string of whole characters, naming it; another kind of container; a file that
-            can't be read.
-    """
-    if isinstance(texts, str):
-        return [as_string(name, texts)]
-    if isinstance(texts, os.PathLike):
-        try:
-            with open(as_path(name, texts), encoding="utf-8-sig", newline="\n") as file:
-                return as_texts(name, file)
-        except (OSError, UnicodeError) as error:
-            raise ValueError(f"{name}: cannot read {texts}: {error}") from error
-    # Of a mapping or a table these would be the keys, and a set has no order.
-    wrong = isinstance(texts, (bytes, bytearray, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
-    if wrong or not isinstance(texts, Iterable):
-        raise ValueError(f"{name} must be strings (a list, a generator, a file, …), got {shown(texts)}")
-    from_file = hasattr(texts, "readline")
-    rows = []
-    for number, text in enumerate(texts):
-        whole = as_string(f"{name}: row {number}", text)
-        rows.append(whole.rstrip("\r\n") if from_file else whole)
-    return rows
 
 
 def encode_texts(
@@ -134,14 +105,6 @@ def check_encoded(model: EnergyModel, limit: Limit | None, name: str, row: int, 
             f"{name}: row {row} has a token of id {max(ids)}, the model's vocabulary has ids 0 to "
             f"{model.vocab_size - 1}; is it the model's tokenizer?"
         )
-
-
-def tokenized(tokenizer: PreTrainedTokenizerBase, name: str, row: int, text: str, **options: Any) -> BatchEncoding:
-    """What the tokenizer makes of a text; `ValueError` naming the row where it can't take it."""
-    try:
-        return tokenizer(text, verbose=False, **options)
-    except Exception as error:  # tokenizers raise what they like on text they can't take
-        raise ValueError(f"{name}: row {row} cannot be tokenized: {error}") from error
 
 
 def _encode(

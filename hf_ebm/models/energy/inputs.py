@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_ebm.checks import as_ids, as_mask, as_whole_numbers, shown
-from hf_ebm.model_facts import limit_of
+from hf_ebm.model_facts import limit_of, needed_inputs
 from hf_ebm.model_modes import state_kept
 from hf_ebm.scoring.rows import Context, Sequences, attended_mask, attended_spans
 
@@ -66,25 +66,6 @@ def input_names(mlm: PreTrainedModel) -> set[str]:
 def is_model_input(mlm: PreTrainedModel, name: str) -> bool:
     """Whether an argument is an input of this model, or of others, rather than a setting."""
     return name in input_names(mlm) | _OF_SEQUENCES | _UNSUPPORTED.keys() | _SIZES.keys()
-
-
-def needed_inputs(config: PreTrainedConfig) -> dict[str, str]:
-    """Inputs that a model cannot do without, by its configuration, with the reason."""
-    needed = {}
-    if getattr(config, "use_lang_emb", False) and getattr(config, "n_langs", 1) > 1:
-        known = getattr(config, "lang2id", None) or f"numbers from 0 to {config.n_langs - 1}"
-        needed["langs"] = f"it adds an embedding of each token's language; its languages are {known}"
-    if hasattr(config, "languages") and getattr(config, "default_language", None) is None:
-        needed["lang_ids"] = f"its languages are {config.languages}, and none is the default (set_default_language)"
-    if hasattr(config, "max_2d_position_embeddings"):
-        needed["bbox"] = "it adds embeddings of each token's box; bbox=0 says that there is no layout"
-    return needed
-
-
-def refuse_needed_inputs(name: str, model: PreTrainedModel) -> None:
-    """Raises `ValueError`, naming the argument, for a model that needs more than tokens where there is nothing else."""
-    for needed, reason in needed_inputs(model.config).items():
-        raise ValueError(f"{name}: {type(model).__name__} needs {needed}, which can't be given here: {reason}")
 
 
 def zero_inputs(mlm: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:

@@ -24,12 +24,13 @@ from hf_ebm.models.adapters import (
     base_arguments,
     found_file,
     load_adapter,
+    own_tokenizer,
     save_adapter,
 )
 from hf_ebm.models.checkpoints import check_trust, load_inner_code, load_whole
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import check_masked_lm_config
-from hf_ebm.models.energy.token_roles import own_tokenizer, token_roles
+from hf_ebm.models.energy.token_roles import token_roles
 from hf_ebm.plain_values import as_text
 
 if TYPE_CHECKING:

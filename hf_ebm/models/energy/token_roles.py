@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.models.adapters import adapter_settings, base_arguments
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import zero_inputs
 from hf_ebm.plain_values import as_whole
@@ -79,28 +77,6 @@ def tokenizer_of(processing_class: PreTrainedTokenizerBase | ProcessorMixin) -> 
     if tokenizer is None:
         raise ValueError(f"tokenizer: {type(processing_class).__name__} is none and holds none")
     return tokenizer
-
-
-# One of these lies beside the weights if a checkpoint has a tokenizer. Without one, Transformers would make up a
-# tokenizer from the model's configuration, and every energy computed with it would be wrong.
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model",
-)  # fmt: skip
-
-
-def own_tokenizer(name: str, **hub_arguments: Any) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that a folder or Hub repository holds, or that of an adapter's base model; `None` if there is none.
-
-    Args:
-        hub_arguments: `revision`, `token`, `cache_dir`, `subfolder`, `trust_remote_code`, … as in Transformers.
-    """
-    where = {k: v for k, v in hub_arguments.items() if k not in ("trust_remote_code", "code_revision")}
-    quiet = dict(_raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False)
-    if not any(cached_file(name, file, **where, **quiet) for file in _TOKENIZER_FILES):
-        adapter = adapter_settings(name, **where)
-        return None if adapter is None else own_tokenizer(**base_arguments(adapter, hub_arguments))
-    return AutoTokenizer.from_pretrained(name, **hub_arguments)
 
 
 def resized_number(present: int, new_num_tokens: int | None, pad_to_multiple_of: int | None) -> int:

@@ -14,11 +14,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_ebm.checks import check_choice
-from hf_ebm.model_facts import num_embeddings, special_ids
-from hf_ebm.models.adapters import refuse_adapter_alone, unwrapped
+from hf_ebm.model_facts import num_embeddings, refuse_needed_inputs, special_ids
+from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, unwrapped
 from hf_ebm.models.checkpoints import check_trust, load_whole
-from hf_ebm.models.energy.inputs import refuse_needed_inputs
-from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.probes import (
     check_causal,

@@ -17,9 +17,8 @@ from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
 from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import model_output, state_kept
-from hf_ebm.models.adapters import refuse_adapters
+from hf_ebm.models.adapters import own_tokenizer, refuse_adapters
 from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
-from hf_ebm.models.energy.token_roles import own_tokenizer
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.models.reranking import rerank
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig

@@ -12,11 +12,10 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_truth, check_tokenizer
 from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
-from hf_ebm.models.energy.encoding import as_texts
 from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import check_energies
-from hf_ebm.texts import plain_ids, prompt_encoder, report_unknown
+from hf_ebm.texts import as_texts, plain_ids, prompt_encoder, report_unknown
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
