@@ -7,10 +7,12 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -54,6 +56,32 @@ def minutes_of_training(trainer: Trainer) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     return (time.time() - started) / 60
+
+
+@torch.no_grad()
+def mean_loss(
+    model: PreTrainedModel,
+    rows: list[list[int]],
+    collate: Callable[[list[dict]], dict],
+    batch_size: int,
+    draws: int = 1,
+) -> float:
+    """Mean loss in nats of a token with a label, in float32; a row's first token is never one.
+
+    Args:
+        rows: ids; those of like length run together.
+        collate: makes a batch with `labels`.
+        draws: how often all rows are read, each time with what `collate` draws then.
+    """
+    model.eval()
+    rows = sorted(rows, key=len)
+    total, count = 0.0, 0
+    for start in draws * list(range(0, len(rows), batch_size)):
+        batch = collate([{"input_ids": ids} for ids in rows[start : start + batch_size]])
+        tokens = int((batch["labels"][:, 1:] >= 0).sum())
+        total += float(model(**batch).loss) * tokens
+        count += tokens
+    return total / count
 
 
 def describe_phase(module: str, arguments: Any, minutes: float, processes: int) -> dict:

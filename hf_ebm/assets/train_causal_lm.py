@@ -27,6 +27,7 @@ from transformers import (
 from hf_ebm.assets import KJV_MASKED_LM
 from hf_ebm.assets.embedding import (
     describe_phase,
+    mean_loss,
     minutes_of_training,
     save_embedded,
     script_arguments,
@@ -78,21 +79,12 @@ class VerseCollator:
         }
 
 
-@torch.no_grad()
 def held_out_loss(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, verses: list[str], batch_size: int = 64
 ) -> float:
     """Mean negative log likelihood in nats of a token, the end token among them, in float32."""
-    model.eval()
     collate = VerseCollator(tokenizer.pad_token_id, 0.0, torch.Generator())
-    encoded = sorted(tokenizer(verses)["input_ids"], key=len)
-    total, count = 0.0, 0
-    for start in range(0, len(encoded), batch_size):
-        batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
-        tokens = int((batch["labels"][:, 1:] >= 0).sum())
-        total += float(model(**batch).loss) * tokens
-        count += tokens
-    return total / count
+    return mean_loss(model, tokenizer(verses)["input_ids"], collate, batch_size)
 
 
 def fresh_model(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:

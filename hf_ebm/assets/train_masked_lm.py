@@ -34,6 +34,7 @@ from transformers import (
 
 from hf_ebm.assets.embedding import (
     describe_phase,
+    mean_loss,
     minutes_of_training,
     save_embedded,
     script_arguments,
@@ -113,7 +114,6 @@ class RandomRateMasking:
         return dict(batch)
 
 
-@torch.no_grad()
 def held_out_loss(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -123,16 +123,8 @@ def held_out_loss(
     batch_size: int = 128,
 ) -> float:
     """Mean cross entropy in nats of the masked tokens at one masking rate, in float32, over fixed draws of masks."""
-    model.eval()
     collate = RandomRateMasking(tokenizer, rate, rate, torch.Generator().manual_seed(1))
-    encoded = sorted(tokenizer(clauses)["input_ids"], key=len)
-    total, count = 0.0, 0
-    for start in draws * list(range(0, len(encoded), batch_size)):
-        batch = collate([{"input_ids": ids} for ids in encoded[start : start + batch_size]])
-        masked = int((batch["labels"] >= 0).sum())
-        total += float(model(**batch).loss) * masked
-        count += masked
-    return total / count
+    return mean_loss(model, tokenizer(clauses)["input_ids"], collate, batch_size, draws)
 
 
 def model_config(arguments: ScriptArguments, tokenizer: PreTrainedTokenizerFast) -> ModernBertConfig:
