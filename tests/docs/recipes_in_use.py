@@ -8,6 +8,26 @@ from hf_ebm import EnergyModel, enumerate_distribution
 from hf_ebm.objectives.sequence_costs import as_cost
 from tests.conftest import SPECIAL, plain_token_energies
 from tests.sampling.oracle import total_variation_limit
+from tests.seq2seq_families import tiny_seq2seq
+from tests.trainers.test_trainers import ONE_STEP, collate, rows
+
+
+def test_objective(tmp_path):
+    from hf_ebm.trainers.seq2seq import FocalTrainer
+
+    model = tiny_seq2seq("t5").eval()
+    trainer = FocalTrainer(
+        model, FocalTrainer.config_class(tmp_path, **ONE_STEP), train_dataset=rows(), data_collator=collate
+    )
+    batch = collate(rows())
+    probabilities = model(**batch).logits.softmax(-1)
+    own = [
+        probabilities[row, place, label] for row, of_row in enumerate(batch["labels"])
+        for place, label in enumerate(of_row) if label != -100
+    ]  # fmt: skip
+    expected = sum(float(-((1 - p) ** 2) * p.log()) for p in own) / len(own)
+    assert trainer.evaluate(rows())["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.train().training_loss == pytest.approx(expected, rel=0.2)  # with dropout
 
 
 def test_cost():

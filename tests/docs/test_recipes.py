@@ -16,6 +16,7 @@ RECIPES = re.findall(r"^### (.*?)\n.*?^```diff\n(.*?)^```", (ROOT / "CONTRIBUTIN
 CHECKS = {
     "A kernel": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[kernel-barker]",
     "An energy": "tests/sampling/test_tables.py::test_every_entry_keeps_its_word[energy-gap]",
+    "An objective": "tests/docs/recipes_in_use.py::test_objective",
     "A cost": "tests/docs/recipes_in_use.py::test_cost",
     "A model family": "tests/docs/recipes_in_use.py::test_model_family",
 }
