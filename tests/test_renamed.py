@@ -11,6 +11,11 @@ import hf_ebm.trainers
 from hf_ebm.renamed import rename_modules
 
 OLD = {
+    "hf_ebm.data.prompts": ("plain_ids", "hf_ebm.texts"),
+    "hf_ebm.evaluate_modules.inputs": ("CheckedInputs", "hf_ebm.evaluate_modules.shared"),
+    "hf_ebm.evaluate_modules.scoring": ("energy_model", "hf_ebm.evaluate_modules.shared"),
+    "hf_ebm.models.residual.prefix_cache": ("can_share_prefix", "hf_ebm.models.residual.candidates"),
+    "hf_ebm.models.residual.retokenization": ("Retokenizer", "hf_ebm.models.residual.joined_models"),
     "hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.scorer_cost"),
     "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),

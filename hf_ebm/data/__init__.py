@@ -5,3 +5,7 @@ and stress and pronunciation of English words. `corpora` reads corpora of one's 
 text), `symbols` makes tokenizers for texts of symbols and encodes pairs of them, `metrics` scores
 predicted sequences.
 """
+
+from hf_ebm.renamed import rename_modules
+
+rename_modules(__name__, {"prompts": "hf_ebm.texts"})

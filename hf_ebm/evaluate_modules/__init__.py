@@ -11,6 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hf_ebm.checks import check_choice
+from hf_ebm.renamed import rename_modules
+
+# Modules that were copied elsewhere import these.
+rename_modules(__name__, {"inputs": f"{__name__}.shared", "scoring": f"{__name__}.shared"})
 
 MODULES = (
     "edit_distance",
