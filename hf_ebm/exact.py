@@ -16,6 +16,7 @@ from torch import Tensor
 from hf_ebm.checks import CONVERSION_ERRORS, as_callable, as_ids, name_of, row_numbers, shown
 from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.plain_values import as_number, as_whole, wholes
+from hf_ebm.renamed import renamed_attributes
 
 DEFAULT_LIMIT = 2_000_000
 
@@ -171,11 +172,11 @@ def negative_log_likelihoods(energies: Tensor, sequences: Tensor) -> Tensor:
     return energies[tuple(sequences.T)] + log_partition(energies)
 
 
-def conditional_log_probs(energies: Tensor, sequences: Tensor) -> Tensor:
+def log_conditionals(energies: Tensor, sequences: Tensor) -> Tensor:
     """Exact `log p(y_t = w | the other tokens)` at each position, (B, T, V).
 
     Example:
-        >>> conditional_log_probs(torch.zeros(2, 2), torch.tensor([[0, 1]])).exp()
+        >>> log_conditionals(torch.zeros(2, 2), torch.tensor([[0, 1]])).exp()
         tensor([[[0.5000, 0.5000],
                  [0.5000, 0.5000]]])
     """
@@ -205,3 +206,6 @@ def projection_divergences(teacher: Tensor, conditionals: Tensor) -> Tensor:
         tensor([0.6931])
     """
     return (teacher.exp() * (teacher - conditionals)).sum((1, 2))
+
+
+__getattr__ = renamed_attributes(__name__, {"conditional_log_probs": "log_conditionals"})

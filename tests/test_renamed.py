@@ -43,6 +43,8 @@ def test_modules_are_found_under_their_old_names(old):
 
 MOVED = {
     ("hf_ebm.sampling.proposals", "Warp"): ("hf_ebm.sampling.proposals", "ProposalDistribution"),
+    ("hf_ebm.exact", "conditional_log_probs"): ("hf_ebm.exact", "log_conditionals"),
+    ("hf_ebm.relaxations.soft_beam", "token_scores"): ("hf_ebm.relaxations.soft_beam", "step_scores"),
     ("hf_ebm.sampling.target", "TextEnergy"): ("hf_ebm", "TextEnergy"),
 }
 

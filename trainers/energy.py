@@ -292,7 +292,7 @@ class EnergyTrainer(ObjectiveTrainer):
         packed = len(scored) * num_packed_rows(model, length, len(tokens))
         less = has_tables(model) or num_context_rows(length, len(tokens)) <= packed
         if framed and less and len(tokens) ** length <= self.args.enumeration_limit:
-            conditionals = exact.conditional_log_probs(self._energies(model, tokens, length), indices)
+            conditionals = exact.log_conditionals(self._energies(model, tokens, length), indices)
         else:
             runner = model._row_runner()
             found = conditional_log_probs(runner, sequences, scored, tokens, model.config.energy)

@@ -130,7 +130,7 @@ def evaluate(model: EnergyModel, language: Language) -> dict[str, float]:
     tables = {energy: [token_scores(part, tokens, energy) for part in logits] for energy in ("raw", "local")}
     energies = exact.energies_from_contexts(tables["raw"])
     sequences, weights = torch.tensor(language.sequences), torch.tensor(language.log_probs).exp()
-    conditionals = exact.conditional_log_probs(energies, sequences)
+    conditionals = exact.log_conditionals(energies, sequences)
     losses = {
         "nll": exact.negative_log_likelihoods(energies, sequences),
         "pll": exact.negative_pseudolikelihoods(conditionals, sequences),

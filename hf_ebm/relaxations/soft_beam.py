@@ -22,6 +22,7 @@ from hf_ebm.objectives.costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.plain_values import as_whole, number
 from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
+from hf_ebm.renamed import renamed_attributes
 
 if TYPE_CHECKING:
     from hf_ebm.relaxations.decoder_state import DecoderState
@@ -72,11 +73,11 @@ class SoftBeamResult:
     tokens: torch.Tensor  # (T, B, k): hard labels
 
 
-def token_scores(logits: torch.Tensor, normalization: str) -> torch.Tensor:
+def step_scores(logits: torch.Tensor, normalization: str) -> torch.Tensor:
     """f of a step: log-probabilities (`local`) or logits (`global`), (..., V), float32 or better.
 
     Example:
-        >>> token_scores(torch.tensor([0.0, 0.0]), "local"), token_scores(torch.tensor([0.0, 0.0]), "global")
+        >>> step_scores(torch.tensor([0.0, 0.0]), "local"), step_scores(torch.tensor([0.0, 0.0]), "global")
         (tensor([-0.6931, -0.6931]), tensor([0., 0.]))
     """
     logits = at_least_float32(logits)
@@ -122,7 +123,7 @@ def relaxed_beam_search(
         logits: torch.Tensor, scores: torch.Tensor, costs: torch.Tensor, step: int
     ) -> tuple[torch.Tensor, torch.Tensor, SoftSelection, tuple[torch.Tensor, torch.Tensor]]:
         """One recurrence: new scores and costs, what was selected, and the hard choices."""
-        successors = scores[:, :, None] + token_scores(logits, settings.normalization).reshape(rows, -1, vocab_size)
+        successors = scores[:, :, None] + step_scores(logits, settings.normalization).reshape(rows, -1, vocab_size)
         step_costs = cost_of_tokens(all_costs, labels, step, vocab_size)
         if cost_augmented:
             successors = successors + step_costs[:, None]
@@ -192,5 +193,8 @@ def gold_scores(logits: torch.Tensor, labels: torch.Tensor, normalization: str) 
         >>> gold_scores(torch.zeros(1, 3, 2), torch.tensor([[0, 1, -100]]), "local")  # twice log 1/2
         tensor([-1.3863])
     """
-    scores = token_scores(logits, normalization).gather(2, labels.clamp_min(0)[..., None])[..., 0]
+    scores = step_scores(logits, normalization).gather(2, labels.clamp_min(0)[..., None])[..., 0]
     return scores.masked_fill(labels == IGNORED, 0).sum(-1)
+
+
+__getattr__ = renamed_attributes(__name__, {"token_scores": "step_scores"})

@@ -9,7 +9,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from hf_ebm.plain_values import whole
-from hf_ebm.relaxations.soft_beam import SoftBeamSettings, token_scores
+from hf_ebm.relaxations.soft_beam import SoftBeamSettings, step_scores
 from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 
@@ -72,7 +72,7 @@ def soft_beam_search(
         )
     hypotheses = _Hypotheses(input_ids, logits.dtype, settings, generation_config)
     while True:
-        scores = logits_processor(hypotheses.flat, token_scores(logits, normalization))  # type: ignore[arg-type]  # any ids
+        scores = logits_processor(hypotheses.flat, step_scores(logits, normalization))  # type: ignore[arg-type]  # any ids
         successors = (hypotheses.scores[..., None] + scores.unflatten(0, (-1, settings.num_beams))).clamp_min(
             _FORBIDDEN
         )
