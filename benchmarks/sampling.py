@@ -89,7 +89,7 @@ def _spend(model, start, row_budget: int, seed: int, settings: dict):
             done = runner.num_rows - before >= row_budget
             return torch.full((len(ids),), done, dtype=torch.bool)
 
-    runner = model._row_runner()
+    runner = model.row_runner()
     before = runner.num_rows
     out = model.generate(input_ids=start, num_epochs=100_000, seed=seed, stopping_criteria=[Spent()], **settings)
     return out.trace.energy, torch.stack(states, 1), int(out.trace.tokens_changed.sum()), out.num_masked_rows

@@ -70,7 +70,7 @@ def test_generate(argument, value, message):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=f"{argument}.*{message}"):
         model.generate(**{"input_ids": IDS, "num_epochs": 1, argument: value})
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 def test_resuming():
@@ -154,10 +154,10 @@ def test_what_is_simply_accepted():
 )
 def test_score(pair, argument, value, message):
     model, tokenizer = pair
-    before = model._row_runner().num_rows
+    before = model.row_runner().num_rows
     with pytest.raises(ValueError, match=f"{argument}.*{message}"):
         model.score(**{"texts": ["the cat"], "tokenizer": tokenizer, argument: value})
-    assert model._row_runner().num_rows == before
+    assert model.row_runner().num_rows == before
 
 
 def test_a_processor_is_told_from_its_tokenizer(pair):
@@ -175,7 +175,7 @@ def test_words(words):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=r"words must be a tensor of whole numbers of the ids' shape \(1, 4\), got"):
         model.score_ids(torch.tensor([[1, 6, 5, 2]]), words=words, variant="within_word_l2r")
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 @pytest.mark.parametrize("method", ["forward", "score_ids"])
@@ -188,7 +188,7 @@ def test_tensors(method, argument, value):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=f"{argument} must"):
         getattr(model, method)(**{"input_ids": torch.tensor([[1, 6, 5, 2]]), argument: value})
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_tensors(method, argument, value):
 )
 def test_rerank(pair, argument, value, message):
     model, tokenizer = pair
-    before = model._row_runner().num_rows
+    before = model.row_runner().num_rows
     with pytest.raises(ValueError, match=f"{argument}.*{message}"):
         model.rerank(**{"candidates": [["the cat", "a"], ["b"]], "tokenizer": tokenizer, argument: value})
-    assert model._row_runner().num_rows == before
+    assert model.row_runner().num_rows == before
 
 
 def test_weights_that_leave_no_scores(pair):

@@ -171,7 +171,7 @@ def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message):
     model = small_model(tokenizer)
     with pytest.raises(ValueError, match=message):
         model.score(texts, tokenizer)
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -299,12 +299,12 @@ def test_bad_logits_name_the_text():
     tokenizer = small_tokenizer("wordpiece")
     model = small_model(tokenizer)
     bad = tokenizer.convert_tokens_to_ids("cat")
-    plain = model._row_runner().position_logits
+    plain = model.row_runner().position_logits
 
     def spoiled(ids, positions, **inputs):
         return plain(ids, positions, **inputs).masked_fill((ids == bad).any(1)[:, None, None], torch.nan)
 
     spoiled.model = model.mlm
-    model._row_runner().position_logits = spoiled
+    model.row_runner().position_logits = spoiled
     with pytest.raises(ValueError, match="NaN or infinite logits for texts: row 2, position"):
         model.score(["the dog", "dog", "the cat sat on"], tokenizer)

@@ -330,7 +330,7 @@ def test_padding_may_hold_anything(extra):
 
 def test_bad_logits_name_prompt_and_chain():
     model = tiny_energy_model()
-    plain = model._row_runner().position_logits
+    plain = model.row_runner().position_logits
 
     def spoiled(ids, positions, **inputs):
         logits = plain(ids, positions, **inputs).clone()
@@ -338,7 +338,7 @@ def test_bad_logits_name_prompt_and_chain():
         return logits
 
     spoiled.model = model.mlm
-    model._row_runner().position_logits = spoiled
+    model.row_runner().position_logits = spoiled
     prompts = torch.tensor([[1, 5, 6, 6, 2], [1, 6, 3, 3, 2], [1, 8, 3, 3, 2]])
     with pytest.raises(ValueError, match="NaN or infinite logits for prompt 2, chain 0: row 4, position"):
         model.generate(prompts, num_chains=2, num_epochs=2, seed=0, suppress_tokens=[8])

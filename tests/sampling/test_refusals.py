@@ -23,7 +23,7 @@ def test_bad_settings_are_refused_before_any_work(name, value):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=name):
         model.generate(**BASE | {name: value})
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_contradictions_are_refused(extra, message):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=message):
         model.generate(**BASE | extra)
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_bad_inputs_are_refused(inputs, message):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=message):
         model.generate(**inputs)
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 def test_sampling_without_token_roles_is_refused():

@@ -171,7 +171,7 @@ def test_unwritable_state_folder_costs_no_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="save_state_to: cannot write"):
         model.generate(**BASE, save_state_to=tmp_path / "file")
-    assert model._row_runner().num_rows == 0
+    assert model.row_runner().num_rows == 0
 
 
 def test_resuming_checks_every_chains_extra_energy(tmp_path):

@@ -46,7 +46,7 @@ class Kernel:
         free = torch.zeros(count, LENGTH + 2, dtype=torch.bool)
         free[:, 1:-1] = True
         start = torch.zeros(count, dtype=torch.long)
-        runner = self.model._row_runner()
+        runner = self.model.row_runner()
         return Target(runner, self.model.config.energy, free, start, start + LENGTH + 2, self.support)
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ def test_any_budget_gives_the_values_of_a_plain_loop(energy, budget):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
     with torch.no_grad():
-        found = token_energies(model._row_runner(budget), sequences, scored, energy)
+        found = token_energies(model.row_runner(budget), sequences, scored, energy)
     for row, ids in enumerate(ROWS):
         positions = [i for i, token in enumerate(ids) if token > 4]
         expected = plain_token_energies(model, torch.tensor(ids), positions)
@@ -49,7 +49,7 @@ def test_a_pass_that_is_run_again_has_the_same_dropout(energy, monkeypatch):
                 module.p = 0.3
         model.train()
         torch.manual_seed(0)
-        token_energies(model._row_runner(20), sequences, scored, energy).sum().backward()
+        token_energies(model.row_runner(20), sequences, scored, energy).sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -58,9 +58,9 @@ def test_a_pass_that_is_run_again_has_the_same_dropout(energy, monkeypatch):
 def test_memory_shortage_halves_the_budget_and_goes_on(energy):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
-    expected = token_energies(model._row_runner(), sequences, scored, energy)
+    expected = token_energies(model.row_runner(), sequences, scored, energy)
     calls = []
-    plain = model._row_runner().position_logits
+    plain = model.row_runner().position_logits
 
     def short_of_memory(ids, positions, **inputs):
         calls.append(len(ids))
@@ -78,8 +78,8 @@ def test_memory_shortage_of_a_head_for_several_lengths_ends():
     """Whether it is many rows or many tokens that are too much."""
     model = tiny_energy_model()
     sequences, scored = sequences_of([[1, *[5] * 7, 2], [1, *[6] * 8, 2]])
-    expected = token_energies(model._row_runner(), sequences, scored, "raw")
-    plain, pools = model._row_runner().position_logits, []
+    expected = token_energies(model.row_runner(), sequences, scored, "raw")
+    plain, pools = model.row_runner().position_logits, []
 
     class ShortOfMemory:
         def together(self, passes):
@@ -121,7 +121,7 @@ def test_big_vocabularies_make_passes_smaller():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_bad_logits_are_named(value):
     model = tiny_energy_model()
-    plain = model._row_runner().position_logits
+    plain = model.row_runner().position_logits
 
     def spoiled(ids, positions, **inputs):
         logits = plain(ids, positions, **inputs).clone()
@@ -196,9 +196,9 @@ def test_one_head_serves_all_lengths(heads, energy):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
     with torch.no_grad():
-        first = token_energies(model._row_runner(), sequences, scored, energy)  # checks that it holds
+        first = token_energies(model.row_runner(), sequences, scored, energy)  # checks that it holds
         heads.clear()
-        again = token_energies(model._row_runner(), sequences, scored, energy)
+        again = token_energies(model.row_runner(), sequences, scored, energy)
     assert torch.equal(first, again)
     lengths = len(set(map(len, ROWS)))
     assert heads == [0] * (lengths - 1) + [int(scored.sum())]
@@ -208,9 +208,9 @@ def test_no_pass_waits_for_a_head_that_has_rows_enough(heads):
     model = tiny_energy_model()
     sequences, scored = sequences_of([[1, *[5] * length, 2] for length in range(1, 31)])
     with torch.no_grad():
-        token_energies(model._row_runner(), sequences, scored, "raw")
+        token_energies(model.row_runner(), sequences, scored, "raw")
         heads.clear()
-        token_energies(model._row_runner(), sequences, scored, "raw")
+        token_energies(model.row_runner(), sequences, scored, "raw")
     pools = [rows for rows in heads if rows]
     assert sum(pools) == int(scored.sum()) == 465 and len(pools) == 2
     assert 256 <= pools[0] < 256 + 30
@@ -219,9 +219,9 @@ def test_no_pass_waits_for_a_head_that_has_rows_enough(heads):
 def test_a_big_vocabulary_bounds_the_rows_of_a_head(heads):
     model = tiny_energy_model()
     sequences, scored = sequences_of(ROWS)
-    runner = RowRunner(model._row_runner().position_logits, 3, 250_000, token_budget=180)
+    runner = RowRunner(model.row_runner().position_logits, 3, 250_000, token_budget=180)
     with torch.no_grad():
-        token_energies(model._row_runner(), sequences, scored, "raw")  # checks that one head holds
+        token_energies(model.row_runner(), sequences, scored, "raw")  # checks that one head holds
         heads.clear()
         token_energies(runner, sequences, scored, "raw")
     assert max(heads) * 250_000 * 12 <= 180 * 65_536
@@ -264,11 +264,11 @@ def test_a_head_that_needs_its_own_rows_runs_once_a_length(fault, energy):
             sum(plain_token_energies(model, torch.tensor(ids), where)) for ids, where in zip(rows, scored, strict=True)
         ]
         if fault == "length":  # two passes of one length first, as of a text that exceeds the budget
-            token_energies(model._row_runner(4), *sequences_of([[1, 6, 7, 2]]), energy)
+            token_energies(model.row_runner(4), *sequences_of([[1, 6, 7, 2]]), energy)
         for _ in range(2):
-            found = token_energies(model._row_runner(), *sequences_of(rows), energy).sum(1)
+            found = token_energies(model.row_runner(), *sequences_of(rows), energy).sum(1)
             assert found.tolist() == pytest.approx(expected, abs=1e-4)
-    held = [holds for key, holds in model._row_runner().position_logits._verified.items() if key[0] == "one head"]
+    held = [holds for key, holds in model.row_runner().position_logits._verified.items() if key[0] == "one head"]
     assert held == [True, False] if fault == "length" else held == [False]
 
 
@@ -276,7 +276,7 @@ def test_a_head_that_needs_its_own_rows_runs_once_a_length(fault, energy):
 def test_a_head_changed_after_its_first_use_is_looked_at_again(change):
     model = tiny_energy_model()
     sequences, scored = sequences_of(ROWS)
-    expected = token_energies(model._row_runner(), sequences, scored, "raw").detach()
+    expected = token_energies(model.row_runner(), sequences, scored, "raw").detach()
     seen = []
 
     class Head(torch.nn.Module):
@@ -294,7 +294,7 @@ def test_a_head_changed_after_its_first_use_is_looked_at_again(change):
     else:
         model.mlm.register_forward_hook(lambda module, inputs, output: seen.append(float(output.logits.max())))
     with torch.no_grad():
-        torch.testing.assert_close(token_energies(model._row_runner(), sequences, scored, "raw"), expected)
+        torch.testing.assert_close(token_energies(model.row_runner(), sequences, scored, "raw"), expected)
     assert change == "head" or seen
 
 

@@ -147,7 +147,7 @@ def test_passes_that_are_run_again_give_exact_gradients(tmp_path, monkeypatch, k
     trainer = EnergyTrainer(
         model, arguments(tmp_path, objective, enumeration_limit=1), train_dataset=[], teacher=teacher
     )
-    runner = model._row_runner()
+    runner = model.row_runner()
     runner.token_budget, shares = 9, []
     run = runner._run
     runner._run = lambda *args: shares.append(torch.is_grad_enabled()) or run(*args)
@@ -207,7 +207,7 @@ def test_true_conditionals_are_not_the_masked_ones():
     ids = torch.tensor([[1, 5, 6, 7, 2]])
     sequences = Sequences(ids, torch.tensor([0]), torch.tensor([5]))
     scored, tokens = (ids >= 5), proposal_support(model, None).nonzero()[:, 0]
-    found = conditional_log_probs(model._row_runner(), sequences, scored, tokens, "raw")
+    found = conditional_log_probs(model.row_runner(), sequences, scored, tokens, "raw")
     table = energies_by_hand(model, 3)
     expected = torch.stack([-table[(5, w, 7)] for w in WORDS]).log_softmax(0)
     torch.testing.assert_close(found[1], expected)
@@ -243,7 +243,7 @@ def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog):
     rows = [{"input_ids": row} for row in ([1, 5, 2], [1, 5, 6, 2], [1, 5, 6, 7, 2])]
     packed, limit = objective != "mle", {"enumeration_limit": 1} if objective != "mle" else {}
     expected = 3 * (1 + 4 * 2) if packed else 3 * 4**2
-    runner = model._row_runner()
+    runner = model.row_runner()
 
     def trainer(**changes) -> EnergyTrainer:
         args = arguments(tmp_path, objective, **limit, **changes)
@@ -283,7 +283,7 @@ def test_conditionals_are_enumerated_only_where_that_is_less_work(tmp_path):
         trainer = EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=[])
         with torch.no_grad():
             trainer.loss_terms(model, trainer.data_collator([{"input_ids": [1, *words, 2]}]))
-        assert model._row_runner().num_rows == expected
+        assert model.row_runner().num_rows == expected
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):

@@ -275,7 +275,7 @@ def _target(
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> Target:
-    runner = model._row_runner(token_budget)
+    runner = model.row_runner(token_budget)
     where = (chains.free, chains.start, chains.stop)
     memory = None
     if config.targets_energy and _masks_single_sites(config):

@@ -223,7 +223,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
         sequences, scored = check_energy_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask, further_inputs
         )
-        terms = token_energies(self._row_runner(token_budget), sequences, scored, self.config.energy)
+        terms = token_energies(self.row_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
 
     @property
@@ -245,8 +245,14 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
             "inner": type(self.mlm).__name__, "conditional": self.mlm.config.is_encoder_decoder,
         }  # fmt: skip
 
-    def _row_runner(self, token_budget: int | None = None) -> RowRunner:
-        """The runner of this model's masked rows; one is kept so that what it learned about memory is kept."""
+    def row_runner(self, token_budget: int | None = None) -> RowRunner:
+        """What runs this model's masked rows, for functions of `hf_ebm.scoring`.
+
+        One is kept, with what it learned about memory.
+
+        Args:
+            token_budget: tokens per forward pass; by default from free memory.
+        """
         runner = self.__dict__.get("_runner")
         if runner is None or getattr(runner.position_logits, "model", None) is not self.mlm:
             encoder_decoder = self.mlm.config.is_encoder_decoder

@@ -158,7 +158,7 @@ def score_ids(
             further_inputs or {},
         )
         words = None if words is None else words.to(sequences.ids.device)
-        runner = model._row_runner(token_budget)
+        runner = model.row_runner(token_budget)
         return variant_token_energies(runner, sequences, scored, model.config.energy, variant, words, stride)
 
 
