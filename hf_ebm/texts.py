@@ -172,6 +172,13 @@ class TextEnergy:
     Args:
         function: list of n texts → n energies in nats.
         tokenizer: decodes the sampler's ids; special tokens are left out of the text.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> model, tokenizer = load_embedded()
+        >>> no_king = TextEnergy(lambda texts: [float("king" not in text.split()) for text in texts], tokenizer)
+        >>> no_king(tokenizer(["the king came", "the lord came"], return_tensors="pt").input_ids).tolist()
+        [0.0, 1.0]
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[float]], tokenizer: PreTrainedTokenizerBase):

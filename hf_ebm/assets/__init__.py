@@ -40,6 +40,11 @@ def load_embedded(energy: str = "local", **kwargs: Any) -> tuple[EnergyModel, Pr
 
     Returns:
         `(model, tokenizer)`.
+
+    Example:
+        >>> model, tokenizer = load_embedded()
+        >>> model.config.energy, tokenizer.mask_token
+        ('local', '[MASK]')
     """
     from transformers import AutoTokenizer
 
@@ -50,7 +55,12 @@ def load_embedded(energy: str = "local", **kwargs: Any) -> tuple[EnergyModel, Pr
 
 
 def held_out_clauses() -> list[str]:
-    """Clauses of the King James Bible that the embedded model was not trained on, in the order of the book."""
+    """Clauses of the King James Bible that the embedded model was not trained on, in the order of the book.
+
+    Example:
+        >>> held_out_clauses()[0]
+        'And God said, Let the waters bring forth abundantly the moving creature that hath life,'
+    """
     return (KJV_MASKED_LM / "held_out.txt").read_text(encoding="utf-8").splitlines()
 
 
@@ -64,6 +74,11 @@ def load_embedded_causal(**kwargs: Any) -> tuple[PreTrainedModel, PreTrainedToke
 
     Returns:
         `(model, tokenizer)`, the model in evaluation mode.
+
+    Example:
+        >>> model, tokenizer = load_embedded_causal()
+        >>> model.generation_config.eos_token_id == tokenizer.sep_token_id
+        True
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,7 +87,13 @@ def load_embedded_causal(**kwargs: Any) -> tuple[PreTrainedModel, PreTrainedToke
 
 
 def held_out_verses() -> tuple[list[str], list[str]]:
-    """Verses that neither embedded model was trained on: validation (it chose the causal model's epoch), and test."""
+    """Verses that neither embedded model was trained on: validation (it chose the causal model's epoch), and test.
+
+    Example:
+        >>> validation, test = held_out_verses()
+        >>> len(validation), len(test)
+        (778, 777)
+    """
     return split_held_out((KJV_CAUSAL_LM / "held_out.txt").read_text(encoding="utf-8").splitlines())
 
 

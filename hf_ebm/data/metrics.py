@@ -32,6 +32,11 @@ def tagging_scores(
         `macro_f1`: unweighted mean of the F1 of each label that the references hold, except `default_label`; a label
         that only predictions hold lowers it through the positions it takes. NaN if no label remains.
         `sequence_accuracy`: the share of predictions that are right at all positions.
+
+    Example:
+        >>> found = tagging_scores(["a b", "a a"], ["a a", "a a"])
+        >>> found["accuracy"], found["sequence_accuracy"]
+        (0.75, 0.5)
     """
     predicted, expected = _split_pairs(predictions, references)
     right: Counter[str] = Counter()
@@ -55,6 +60,10 @@ def stress_scores(predictions: Sequence[str], references: Sequence[str]) -> dict
     """`tagging_scores` of stress at the vowels of the references, with "0", the commonest label there, as the default.
 
     Consonants have the label "-" and nothing to decide. A label that a prediction lacks is wrong.
+
+    Example:
+        >>> stress_scores(["- 1 - 0"], ["- 1 - 1"])["accuracy"]  # of the vowels
+        0.5
     """
     predicted, expected = _split_pairs(predictions, references)
     pairs = [
@@ -84,6 +93,11 @@ def transcription_scores(
         `bleu`: sacrebleu's corpus BLEU of the symbols as they stand, per cent, with its default smoothing.
 
     Needs rapidfuzz and sacrebleu, else raises `ImportError`.
+
+    Example:
+        >>> found = transcription_scores(["HH AH L"], [["HH AH L OW", "HH EH L OW"]])
+        >>> found["phoneme_error_rate"], found["word_accuracy"]
+        (0.25, 0.0)
     """
     alternatives = _alternatives(references)
     predicted, _ = _split_pairs(predictions, [texts[0] for texts in alternatives])
@@ -109,6 +123,11 @@ def ngram_overlap(predictions: Sequence[str], references: Sequence[str] | Sequen
     `transcription_scores`.
 
     Needs sacrebleu, else raises `ImportError`.
+
+    Example:
+        >>> found = ngram_overlap(["a b c"], ["a b d"])
+        >>> round(found["precision_1"], 1), found["precision_2"], found["length_ratio"]
+        (66.7, 50.0, 1.0)
     """
     alternatives = _alternatives(references)
     _split_pairs(predictions, [texts[0] for texts in alternatives])

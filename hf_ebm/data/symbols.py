@@ -34,6 +34,11 @@ def symbol_tokenizer(
 
     Raises `ValueError` for a single text in place of a list, no target symbol, a symbol that contains a special token
     (it could not be told from it), and `model_max_length` below 1.
+
+    Example:
+        >>> tokenizer = symbol_tokenizer(targets=["K AE T"], sources=["c a t"])
+        >>> tokenizer("c a t").input_ids, tokenizer(text_target="K AE T").input_ids
+        ([8, 7, 9, 2], [5, 4, 6, 2])
     """
     model_max_length = as_whole("model_max_length", model_max_length, 1)
     target_symbols = _symbols(targets, "targets")
@@ -60,6 +65,10 @@ def num_target_ids(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many of the first ids of a `symbol_tokenizer` are special or occur in targets: a decoder's vocabulary.
 
     Raises `ValueError` for another tokenizer.
+
+    Example:
+        >>> num_target_ids(symbol_tokenizer(targets=["K AE T"], sources=["c a t"]))  # four are special
+        7
     """
     number = tokenizer.init_kwargs.get("num_target_ids")
     if number is None:

@@ -44,7 +44,13 @@ class Language:
 
 
 def palindromes(num_symbols: int = 5, length: int = 5, share: float = 0.8) -> Language:
-    """A palindrome with probability `share`, any of them alike, else any other sequence."""
+    """A palindrome with probability `share`, any of them alike, else any other sequence.
+
+    Example:
+        >>> language = palindromes(num_symbols=2, length=3, share=0.8)
+        >>> language.sequences[1].tolist(), round(float(np.exp(language.log_probs[1])), 2)  # one of four others
+        ([0, 0, 1], 0.05)
+    """
     sequences = all_sequences(num_symbols, length)
     symmetric = (sequences == sequences[:, ::-1]).all(1)
     each = np.where(symmetric, share / symmetric.sum(), (1 - share) / (~symmetric).sum())
@@ -91,7 +97,12 @@ class HiddenMarkovModel:
 
 
 def all_sequences(num_symbols: int, length: int) -> np.ndarray:
-    """(V^T, T), in lexicographic order."""
+    """(V^T, T), in lexicographic order.
+
+    Example:
+        >>> all_sequences(2, 2).tolist()
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
+    """
     return np.array(list(itertools.product(range(num_symbols), repeat=length)))
 
 

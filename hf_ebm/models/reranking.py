@@ -57,6 +57,12 @@ def rerank(
 
     Raises:
         ValueError: for an empty list, base scores of other sizes than the lists, a negative `length_normalization`.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> model, tokenizer = load_embedded()
+        >>> model.rerank([["up he went", "he went up", "went up he"]], tokenizer).best
+        tensor([1])
     """
     lists = _checked_candidates(candidates)
     base = _checked_base_scores(base_scores, lists)

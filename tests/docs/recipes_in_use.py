@@ -6,10 +6,20 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from hf_ebm import EnergyModel, enumerate_distribution
 from hf_ebm.objectives.sequence_costs import as_cost
-from tests.conftest import SPECIAL, plain_token_energies
+from tests.conftest import SPECIAL, plain_token_energies, tiny_energy_model
 from tests.sampling.oracle import total_variation_limit
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
+
+
+def test_energy():
+    model, ids = tiny_energy_model("gap"), torch.tensor([1, 5, 6, 7, 2])
+    expected = 0.0
+    for position in (1, 2, 3):
+        masked = ids.index_fill(0, torch.tensor([position]), SPECIAL["mask"])
+        logits = model.mlm(input_ids=masked[None]).logits[0, position]
+        expected += float(logits.max() - logits[ids[position]])
+    assert float(model(ids[None]).energy) == pytest.approx(expected, abs=1e-5) and expected > 0
 
 
 def test_objective(tmp_path):

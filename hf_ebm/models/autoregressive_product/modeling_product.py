@@ -91,7 +91,16 @@ class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_lm(cls, lm: PreTrainedModel) -> ProductLM:
-        """`lm` and a copy of it with an output layer of zeros of its own."""
+        """`lm` and a copy of it with an output layer of zeros of its own.
+
+        Example:
+            >>> from hf_ebm.assets import load_embedded_causal
+            >>> lm, _ = load_embedded_causal()
+            >>> product = ProductLM.from_lm(lm).eval()  # as the language model at first
+            >>> ids = torch.tensor([[2, 70, 80]])
+            >>> torch.allclose(product(ids).logits.log_softmax(-1), lm(ids).logits.log_softmax(-1), atol=1e-5)
+            True
+        """
         residual = copy.deepcopy(_causal("lm", lm)).requires_grad_(True)
         head = residual.get_output_embeddings()
         weight, bias = getattr(head, "weight", None), getattr(head, "bias", None) is not None

@@ -107,6 +107,12 @@ def generate_from_sources(
         ValueError: before any chain is run, for what `generate` refuses; a length model that is missing, not
             needed, or gives no finite numbers; sources that are too long or hold special tokens; blocks of a fixed
             size above 1 where lengths are drawn.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded_pronunciation
+        >>> model, tokenizer, _ = load_embedded_pronunciation()
+        >>> model.generate_from_sources(["c a t"], tokenizer, lengths=[3], num_epochs=10, seed=0).texts
+        [['K AE T']]
     """
     rows = as_texts("sources", sources)
     if not rows:

@@ -141,6 +141,17 @@ def generate(
 
     Raises:
         ValueError: for anything that cannot be done as asked, before any work; for NaN logits, when they appear.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> model, tokenizer = load_embedded()
+        >>> prompt = tokenizer("and [MASK] said unto [MASK],", return_tensors="pt")
+        >>> out = model.generate(**prompt, num_chains=3, num_epochs=4, seed=0)
+        >>> out.sequences.shape[0], out.energies.shape
+        (3, torch.Size([3, 4]))
+        >>> again = model.generate(**prompt, num_chains=3, num_epochs=4, seed=0)
+        >>> torch.equal(out.samples, again.samples)
+        True
     """
     if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
         raise ValueError(f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}")

@@ -98,6 +98,14 @@ def score(
     Raises:
         ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
             or holds a mask token. An empty text has energy 0.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> model, tokenizer = load_embedded()
+        >>> texts = ["and god said, let there be light", "light said and let god there, be"]
+        >>> said, shuffled = model.score(texts, tokenizer).energy
+        >>> bool(said < shuffled)
+        True
     """
     variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
     check_tokenizer("tokenizer", tokenizer)
@@ -143,6 +151,16 @@ def score_ids(
     """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
 
     Args: as for `forward` and `score`; `words` (B, T) numbers the word of each position for `"within_word_l2r"`.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> model, tokenizer = load_embedded()
+        >>> ids = tokenizer("let there be light", return_tensors="pt").input_ids
+        >>> terms = model.score_ids(ids)
+        >>> terms.shape == ids.shape, terms[0, 0].item()  # [CLS] is context
+        (True, 0.0)
+        >>> torch.allclose(terms.sum(1), model(ids).energy)
+        True
     """
     variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
     if words is not None or variant == "within_word_l2r":

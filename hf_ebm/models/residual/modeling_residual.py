@@ -161,6 +161,12 @@ class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedMo
 
         Raises:
             ValueError: for what cannot be loaded as such, checkpoints without the weights they need, and as the class.
+
+        Example:
+            >>> from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
+            >>> model = ResidualEnergyModel.from_lm_and_encoder(KJV_CAUSAL_LM, KJV_MASKED_LM, dtype=torch.float32)
+            >>> model(torch.tensor([[2, 70, 80, 3]])).energy.shape
+            torch.Size([1])
         """
         return cls(**load_parts(lm, encoder, keep_lm, lm_revision, kwargs)._asdict())
 
