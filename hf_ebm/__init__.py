@@ -14,6 +14,7 @@ Nothing is imported before it is used. Transformers' auto classes know the model
 from typing import TYPE_CHECKING, Any
 
 from hf_ebm import registration
+from hf_ebm.renamed import rename_modules
 
 __version__ = "0.1.0"
 
@@ -40,3 +41,4 @@ else:
 
 
 registration.announce()
+rename_modules(__name__, {"unknown_tokens": "hf_ebm.texts", "vocabulary": "hf_ebm.model_facts"})

@@ -11,6 +11,11 @@ import hf_ebm.trainers
 from hf_ebm.renamed import rename_modules
 
 OLD = {
+    "hf_ebm.unknown_tokens": ("unknown_of", "hf_ebm.texts"),
+    "hf_ebm.vocabulary": ("num_embeddings", "hf_ebm.model_facts"),
+    "hf_ebm.models.own_code": ("check_trust", "hf_ebm.models.checkpoints"),
+    "hf_ebm.models.position_limits": ("limit_of", "hf_ebm.model_facts"),
+    "hf_ebm.models.energy.prompts": ("build_chains", "hf_ebm.models.energy.chains"),
     "hf_ebm.data.prompts": ("plain_ids", "hf_ebm.texts"),
     "hf_ebm.evaluate_modules.inputs": ("CheckedInputs", "hf_ebm.evaluate_modules.shared"),
     "hf_ebm.evaluate_modules.scoring": ("energy_model", "hf_ebm.evaluate_modules.shared"),

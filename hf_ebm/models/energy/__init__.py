@@ -3,5 +3,9 @@
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationOutput, length_log_probs
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.modeling_energy import EnergyModel, EnergyOutput
+from hf_ebm.renamed import rename_modules
+
+_MOVED = {"context": "inputs", "prompts": "chains", "resizing": "token_roles"}
+rename_modules(__name__, {old: f"{__name__}.{new}" for old, new in _MOVED.items()})
 
 __all__ = ["ConditionalGenerationOutput", "EnergyConfig", "EnergyModel", "EnergyOutput", "length_log_probs"]
