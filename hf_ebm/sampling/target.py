@@ -14,7 +14,7 @@ from hf_ebm.checks import as_callable, name_of, row_numbers, shown
 from hf_ebm.plain_values import number
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import energy_terms
-from hf_ebm.scoring.row_memory import RowMemory
+from hf_ebm.scoring.logits_cache import RowMemory
 from hf_ebm.scoring.rows import Context, RowRunner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from hf_ebm.memory import BYTES_PER_LOGIT
 from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.head import Pass
-from hf_ebm.scoring.row_memory import RowMemory
+from hf_ebm.scoring.logits_cache import RowMemory
 
 logger = logging.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import ChainState, Target
-from hf_ebm.scoring.row_memory import RowMemory
+from hf_ebm.scoring.logits_cache import RowMemory
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 

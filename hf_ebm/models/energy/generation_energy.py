@@ -42,7 +42,7 @@ from hf_ebm.sampling.sampler import (
 )
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
-from hf_ebm.scoring.row_memory import RowMemory
+from hf_ebm.scoring.logits_cache import RowMemory
 from hf_ebm.scoring.rows import BadLogitsError, attended_mask
 
 if TYPE_CHECKING:

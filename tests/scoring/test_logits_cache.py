@@ -2,7 +2,7 @@
 
 import torch
 
-from hf_ebm.scoring.row_memory import RowMemory
+from hf_ebm.scoring.logits_cache import RowMemory
 
 FREE = torch.tensor([[True, False, True, True], [False, True, True, True]])  # column 1 and column 0 are context
 COLUMNS = (1, 2, 3)
