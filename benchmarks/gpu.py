@@ -63,7 +63,7 @@ def measure(dtype: torch.dtype) -> list:
     same = float((out.sequences == other.sequences).all(1).double().mean())
     rate = out.num_masked_rows / took
     peak = matrix_rate(dtype)
-    budget = model.row_runner().token_budget
+    budget = model.masked_batch_runner().token_budget(model.device)
     return [str(dtype), budget, rate, peak / 1e12, rate * row_flops(model) / peak, same]
 
 

@@ -81,17 +81,21 @@ def equal_rows(model, length: int, row_budget: int, names: list[str], seed: int)
 
 def _spend(model, start, row_budget: int, seed: int, settings: dict):
     """Runs until the budget of rows is spent: energies, states and changes as a loop's `run`, and rows."""
-    states = []
+    states, rows = [], 0
 
     class Spent:
         def __call__(self, ids, scores):
             states.append(ids.clone())
-            done = runner.num_rows - before >= row_budget
+            done = rows >= row_budget
             return torch.full((len(ids),), done, dtype=torch.bool)
 
-    runner = model.row_runner()
-    before = runner.num_rows
+    def count(module, args, kwargs):
+        nonlocal rows
+        rows += len(kwargs["input_ids"])
+
+    hook = model.mlm.register_forward_pre_hook(count, with_kwargs=True)
     out = model.generate(input_ids=start, num_epochs=100_000, seed=seed, stopping_criteria=[Spent()], **settings)
+    hook.remove()
     return out.trace.energy, torch.stack(states, 1), int(out.trace.tokens_changed.sum()), out.num_masked_rows
 
 

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 from transformers.utils import logging
 
 from hf_ebm import EnergyModel
+from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
@@ -97,3 +98,16 @@ def plain_token_energies(model: EnergyModel, ids: torch.Tensor, scored: list[int
 @pytest.fixture(params=["raw", "local"])
 def energy(request) -> str:
     return request.param
+
+
+@pytest.fixture
+def rows_run(monkeypatch) -> list[int]:
+    """How many masked rows each pool had that a model ran, in order."""
+    found: list[int] = []
+    run = MaskedBatchRunner.__call__
+    monkeypatch.setattr(
+        MaskedBatchRunner,
+        "__call__",
+        lambda self, sequences, rows, reduce: found.append(len(rows.source)) or run(self, sequences, rows, reduce),
+    )
+    return found

@@ -245,7 +245,7 @@ class EnergyTrainer(ObjectiveTrainer):
             loss = 0 * model(input_ids=ids[:1], attention_mask=None if mask is None else mask[:1]).energy.sum()
         if self.args.objective == "mlm":
             with self._autocast():
-                terms = token_energies(energy_model.row_runner(), sequences, scored, "local")
+                terms = token_energies(energy_model.masked_batch_runner(), sequences, scored, "local")
             return LossTerms(loss + terms.sum(), rows)
         for length, group in _by_length(scored).items():
             part = sequences._replace(
@@ -294,7 +294,7 @@ class EnergyTrainer(ObjectiveTrainer):
         if framed and less and len(tokens) ** length <= self.args.enumeration_limit:
             conditionals = exact.log_conditionals(self._energies(model, tokens, length), indices)
         else:
-            runner = model.row_runner()
+            runner = model.masked_batch_runner()
             found = conditional_log_probs(runner, sequences, scored, tokens, model.config.energy)
             conditionals = found.view(len(scored), length, len(tokens))
         loss = conditionals.new_zeros(())
@@ -325,7 +325,7 @@ class EnergyTrainer(ObjectiveTrainer):
             tables = [token_scores(at_least_float32(table), tokens, config.energy) for table in tables]
         else:
             left, right = (torch.tensor(part, dtype=torch.long, device=tokens.device) for part in (before, behind))
-            tables = scores_in_contexts(model.row_runner(), left, right, tokens, length, config.energy)
+            tables = scores_in_contexts(model.masked_batch_runner(), left, right, tokens, length, config.energy)
         return exact.energies_from_contexts(tables)
 
     @torch.no_grad()
@@ -333,7 +333,7 @@ class EnergyTrainer(ObjectiveTrainer):
         """The teacher's masked conditionals over the tokens, (N, V), as precise as its weights."""
         source, position = scored.nonzero(as_tuple=True)
         rows = MaskedRows(source, position[:, None], position[:, None])
-        runner = self.teacher.row_runner()
+        runner = self.teacher.masked_batch_runner()
         with torch.autocast(scored.device.type, enabled=False):
             return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
 

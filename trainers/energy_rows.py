@@ -99,7 +99,7 @@ def has_tables(model: EnergyModel) -> bool:
 
 def num_packed_rows(model: EnergyModel, length: int, count: int) -> int:
     """Masked rows of the true conditionals of one row of so many free tokens, over `count` tokens each."""
-    return num_conditional_rows(length, count, reads_own_token(model.row_runner()))
+    return num_conditional_rows(length, count, reads_own_token(model.masked_batch_runner()))
 
 
 def num_masked_rows(

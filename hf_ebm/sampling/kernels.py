@@ -109,7 +109,6 @@ def metropolis_hastings(
         )
         accepted[pending] = passed
         winners = chains[pending[passed]]
-        target.keep_rows(proposed.ids[pending[passed]], winners)
         new_state = ChainState(
             state.ids.index_put((winners,), proposed.ids[pending[passed]]),
             state.token_energies.index_put((winners,), token_energies[passed]),

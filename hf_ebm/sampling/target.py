@@ -14,8 +14,7 @@ from hf_ebm.checks import as_callable, name_of, row_numbers, shown
 from hf_ebm.plain_values import number
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import energy_terms
-from hf_ebm.scoring.logits_cache import RowMemory
-from hf_ebm.scoring.rows import Context, RowRunner, Sequences
+from hf_ebm.scoring.rows import Context, Runner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
 EnergyFunction = Callable[[Tensor], Tensor]
@@ -90,10 +89,9 @@ class Target:
         support: (V,) bool, the tokens a free position may hold.
         context: what the model reads of each chain beside its tokens.
         extra: further energies. A hard constraint returns infinity where it is violated.
-        memory: keeps the rows that gave the energy of each chain's state, which proposals for one position read again.
     """
 
-    runner: RowRunner
+    runner: Runner
     energy: str
     free: Tensor
     start: Tensor
@@ -101,13 +99,12 @@ class Target:
     support: Tensor
     context: Context | None = None
     extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
-    memory: RowMemory | None = None
 
     def sequences(self, ids: Tensor, chains: Tensor) -> Sequences:
         """`ids` (N, T) as sequences, `ids[n]` being a state of chain `chains[n]`."""
         on_cpu = chains.cpu()
         context = self.context and self.context.rows(chains, on_cpu)
-        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains, self.memory)
+        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains)
 
     def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
         """Energy terms (N, T) of `ids` at `wanted` (N, T), 0 elsewhere, float64. One masked row per term."""
@@ -149,14 +146,7 @@ class Target:
     def state(self, ids: Tensor) -> ChainState:
         """The state of all chains at `ids` (C, T), every term evaluated."""
         chains = torch.arange(len(ids), device=ids.device)
-        state = ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
-        self.keep_rows(ids, chains)
-        return state
-
-    def keep_rows(self, ids: Tensor, chains: Tensor) -> None:
-        """Notes that `chains` (n,) are now at `ids` (n, T)."""
-        if self.memory is not None:
-            self.memory.keep(chains, ids)
+        return ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_ebm.scoring.energies import energy_terms, token_energy, token_scores
-from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
+from hf_ebm.scoring.masked_batches import MaskedBatchRunner
+from hf_ebm.scoring.rows import MaskedRows, Sequences
 
 # Masked rows of `conditional_log_probs` that are laid out at a time: their ids and numbers take some 50 MB.
 _ROWS_AT_ONCE = 2**18
@@ -37,7 +38,7 @@ def num_conditional_rows(length: int, count: int, reads_own_token: bool = True) 
 
 
 def scores_in_contexts(
-    runner: RowRunner, before: Tensor, behind: Tensor, tokens: Tensor, length: int, energy: str
+    runner: MaskedBatchRunner, before: Tensor, behind: Tensor, tokens: Tensor, length: int, energy: str
 ) -> list[Tensor]:
     """Scores of `tokens` at each free position in all contexts of free tokens: one masked row each.
 
@@ -68,7 +69,7 @@ def scores_in_contexts(
 
 
 def conditional_log_probs(
-    runner: RowRunner, sequences: Sequences, scored: Tensor, tokens: Tensor, energy: str
+    runner: MaskedBatchRunner, sequences: Sequences, scored: Tensor, tokens: Tensor, energy: str
 ) -> Tensor:
     """True conditionals `log p(y_t = w | the other tokens)` at each scored position, (N, V), in nats, differentiable.
 
@@ -91,13 +92,18 @@ def conditional_log_probs(
     return (own - torch.cat(energies)).log_softmax(-1)
 
 
-def reads_own_token(runner: RowRunner) -> bool:
+def reads_own_token(runner: MaskedBatchRunner) -> bool:
     """Whether the logits of a runner's model depend on the token they stand at, as those of most models do."""
     return getattr(getattr(runner.position_logits, "model", None), "reads_own_token", True)
 
 
 def _energies_of_variants(
-    runner: RowRunner, sequences: Sequences, scored: Tensor, where: tuple[Tensor, Tensor], tokens: Tensor, energy: str
+    runner: MaskedBatchRunner,
+    sequences: Sequences,
+    scored: Tensor,
+    where: tuple[Tensor, Tensor],
+    tokens: Tensor,
+    energy: str,
 ) -> Tensor:
     """Energies at the other scored positions of the sequences (n,) with each of `tokens` at a position (n,), (n, V)."""
     (source, position), count = where, len(tokens)
@@ -111,14 +117,14 @@ def _energies_of_variants(
     return sums(runner, variants, others, energy).view(len(source), count)
 
 
-def _sums_of_masked_rows(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
+def _sums_of_masked_rows(runner: MaskedBatchRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
     """Sums of energy terms over scored positions, (B,), each position masked in a row of its own."""
     source, position = scored.nonzero(as_tuple=True)
     terms = energy_terms(runner, sequences, source, position, energy)
     return terms.new_zeros(len(scored)).index_add(0, source, terms)
 
 
-def _sums_of_whole_rows(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
+def _sums_of_whole_rows(runner: MaskedBatchRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
     """The same from one row a sequence, for a model that doesn't read the token it predicts."""
     longest = int(scored.sum(1).max())
     read = scored.int().argsort(dim=1, descending=True, stable=True)[:, :longest]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.scoring.rows import MaskedRows, RowRunner, Sequences
+from hf_ebm.scoring.rows import MaskedRows, Runner, Sequences
 
 
 class Energy(NamedTuple):
@@ -88,14 +88,14 @@ def token_scores(logits: Tensor, tokens: Tensor, energy: str) -> Tensor:
     return -ENERGIES[energy].term(logits, tokens.expand(*logits.shape[:-1], -1))
 
 
-def energy_terms(runner: RowRunner, sequences: Sequences, source: Tensor, position: Tensor, energy: str) -> Tensor:
+def energy_terms(runner: Runner, sequences: Sequences, source: Tensor, position: Tensor, energy: str) -> Tensor:
     """Energy term of the token at `position[n]` of sequence `source[n]`, that position alone masked: (N,)."""
     tokens = sequences.ids[source, position]
     rows = MaskedRows(source, position[:, None], position[:, None])
     return runner(sequences, rows, lambda logits, n, ids: token_energy(logits[:, 0], tokens[n], energy))
 
 
-def token_energies(runner: RowRunner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
+def token_energies(runner: Runner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:
     """Energy terms (B, T) at the scored positions (`scored`: (B, T) bool), 0 elsewhere.
 
     Differentiable with respect to the model's parameters. One masked row per scored position.

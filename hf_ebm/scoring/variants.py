@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from hf_ebm.scoring.energies import token_energies, token_energy
-from hf_ebm.scoring.rows import MaskedRows, Reducer, RowRunner, Sequences
+from hf_ebm.scoring.rows import MaskedRows, Reducer, Runner, Sequences
 
 VARIANTS = ("exact", "within_word_l2r", "stride", "unmasked")
 
 
 def variant_token_energies(
-    runner: RowRunner,
+    runner: Runner,
     sequences: Sequences,
     scored: Tensor,
     energy: str,

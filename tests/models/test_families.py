@@ -106,7 +106,7 @@ def test_energies_equal_one_position_at_a_time(model_type):
             expected = plain_energy(model, ids[row][mask[row].bool()], source_of(context, row))
             assert float(found.energy[row]) == pytest.approx(expected, abs=1e-4)
     # The head ran at one position a row, without encoder for all lengths at once; so did the last feed-forward network.
-    verified = {key[0]: holds for key, holds in model.row_runner().position_logits._verified.items()}
+    verified = {key[0]: holds for key, holds in model.masked_batch_runner().position_logits._verified.items()}
     one_head = {} if "encoder_input_ids" in context else {"one head": True}
     assert verified == {"head": True, **one_head, **WIDE.get(model_type, {"feed-forward": True})}
 

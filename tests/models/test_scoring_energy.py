@@ -8,6 +8,7 @@ import datasets
 import pytest
 import torch
 
+from hf_ebm.scoring.head import PositionLogits
 from tests.conftest import plain_token_energies
 from tests.models.tokenizers_for_tests import KINDS, small_model, small_tokenizer
 
@@ -166,12 +167,12 @@ def test_a_pad_token_added_later_changes_nothing():
         (["fine", "bad \ud800 surrogate"], "row 1 holds half of a surrogate pair"),
     ],
 )
-def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message):
+def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message, rows_run):
     tokenizer = small_tokenizer("wordpiece")
     model = small_model(tokenizer)
     with pytest.raises(ValueError, match=message):
         model.score(texts, tokenizer)
-    assert model.row_runner().num_rows == 0
+    assert not rows_run
 
 
 @pytest.mark.parametrize(
@@ -295,16 +296,17 @@ def test_bad_lists_are_not_reranked(arguments, message):
         small_model(tokenizer).rerank(tokenizer=tokenizer, **arguments)
 
 
-def test_bad_logits_name_the_text():
+def test_bad_logits_name_the_text(monkeypatch):
     tokenizer = small_tokenizer("wordpiece")
     model = small_model(tokenizer)
     bad = tokenizer.convert_tokens_to_ids("cat")
-    plain = model.row_runner().position_logits
+    together = PositionLogits.together
 
-    def spoiled(ids, positions, **inputs):
-        return plain(ids, positions, **inputs).masked_fill((ids == bad).any(1)[:, None, None], torch.nan)
+    def spoiled(self, passes):
+        bad_rows = [(one.input_ids == bad).any(1)[:, None, None] for one in passes]
+        pairs = zip(together(self, passes), bad_rows, strict=True)
+        return [logits.masked_fill(rows, torch.nan) for logits, rows in pairs]
 
-    spoiled.model = model.mlm
-    model.row_runner().position_logits = spoiled
+    monkeypatch.setattr(PositionLogits, "together", spoiled)
     with pytest.raises(ValueError, match="NaN or infinite logits for texts: row 2, position"):
         model.score(["the dog", "dog", "the cat sat on"], tokenizer)

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import ChainState, Target
-from hf_ebm.scoring.logits_cache import RowMemory
+from hf_ebm.scoring.logits_cache import MaskedLogitsCache
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 
@@ -136,7 +136,7 @@ def test_work_saving_changes_no_draw(energy, saving, monkeypatch):
     model, _ = exact_for(energy)
     settings = dict(lengths=3, num_chains=50, num_epochs=6, seed=2)
     plain = kernels.metropolis_hastings
-    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)  # it would save the same rows and more
+    monkeypatch.setattr(MaskedLogitsCache, "around", lambda runner, *_: runner)  # it would save the same rows and more
 
     def without(*arguments, **settings):
         return plain(*arguments, saving=saving, **settings)
@@ -164,25 +164,23 @@ def test_kept_rows_change_no_draw(energy, extra, monkeypatch):
     model, _ = exact_for(energy)
     settings = dict(lengths=3, num_chains=40, num_epochs=6, seed=2) | extra
     fast = model.generate(**settings)
-    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)
+    monkeypatch.setattr(MaskedLogitsCache, "around", lambda runner, *_: runner)
     slow = model.generate(**settings)
     assert torch.equal(fast.samples, slow.samples)
     torch.testing.assert_close(fast.energies, slow.energies, atol=1e-6, rtol=1e-6)  # of logits in float32
     assert fast.num_masked_rows < slow.num_masked_rows
 
 
-def test_rows_of_rejected_proposals_are_never_found(monkeypatch):
-    """Kept rows that a rejected proposal overwrote would be those of another sequence: the chains then differ."""
+def test_rows_of_other_states_are_never_found(monkeypatch):
+    """Rows that are found whatever the other tokens are would be those of another state: the chains then differ."""
     model, _ = exact_for("local")
     settings = dict(lengths=3, num_chains=40, num_epochs=6, seed=2)
     right = model.generate(**settings)
-    write = RowMemory.write
 
-    def careless(self, number, column, ids, logits):
-        write(self, number, column, ids, logits)
-        self.kept.logits[number, self.slot[number, column]] = logits
+    def careless(self, number, column, ids):
+        return self.known[self.present[number], number, self.slot[number, column]]
 
-    monkeypatch.setattr(RowMemory, "write", careless)
+    monkeypatch.setattr(MaskedLogitsCache, "find", careless)
     assert not torch.equal(model.generate(**settings).samples, right.samples)
 
 
@@ -191,8 +189,9 @@ def test_single_site_step_runs_as_many_rows_as_free_positions(monkeypatch):
     model, _ = exact_for("local")
     settings = dict(lengths=3, num_chains=20, num_epochs=10, seed=3, exclude_current=True)
     start = 20 * 3 + 20 * 3  # the fill and the energies of the start
-    assert model.generate(**settings).num_masked_rows == start + 10 * 3 * 20 * 2  # the row to propose is at hand
-    monkeypatch.setattr(RowMemory, "if_it_fits", lambda *_: None)
+    # The row to propose is at hand, and so are all of a state that is tried twice in succession.
+    assert start + 10 * 3 * 20 < model.generate(**settings).num_masked_rows <= start + 10 * 3 * 20 * 2
+    monkeypatch.setattr(MaskedLogitsCache, "around", lambda runner, *_: runner)
     assert model.generate(**settings).num_masked_rows == start + 10 * 3 * 20 * 3
     fewer = model.generate(lengths=3, num_chains=20, num_epochs=10, seed=3)
     unchanged = 10 * 3 * 20 - _proposals_that_differ(fewer)

@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.utils import logging
 
 from hf_ebm import ChainGenerationConfig, EnergyModel, TextEnergy
+from hf_ebm.scoring.head import PositionLogits
 from tests.conftest import tiny_energy_model
 from tests.sampling.chains import BASE, VARIED, StopAfter, equal
 
@@ -328,17 +329,16 @@ def test_padding_may_hold_anything(extra):
     assert 3 not in ragged.samples
 
 
-def test_bad_logits_name_prompt_and_chain():
+def test_bad_logits_name_prompt_and_chain(monkeypatch):
     model = tiny_energy_model()
-    plain = model.row_runner().position_logits
+    together = PositionLogits.together
 
-    def spoiled(ids, positions, **inputs):
-        logits = plain(ids, positions, **inputs).clone()
-        logits[(ids == 8).any(1)] = torch.nan
-        return logits
+    def spoiled(self, passes):
+        bad_rows = [(one.input_ids == 8).any(1)[:, None, None] for one in passes]
+        pairs = zip(together(self, passes), bad_rows, strict=True)
+        return [logits.masked_fill(rows, torch.nan) for logits, rows in pairs]
 
-    spoiled.model = model.mlm
-    model.row_runner().position_logits = spoiled
+    monkeypatch.setattr(PositionLogits, "together", spoiled)
     prompts = torch.tensor([[1, 5, 6, 6, 2], [1, 6, 3, 3, 2], [1, 8, 3, 3, 2]])
     with pytest.raises(ValueError, match="NaN or infinite logits for prompt 2, chain 0: row 4, position"):
         model.generate(prompts, num_chains=2, num_epochs=2, seed=0, suppress_tokens=[8])

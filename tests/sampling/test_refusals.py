@@ -19,11 +19,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name,value", [(name, value) for name, values in REFUSED.items() for value in values])
-def test_bad_settings_are_refused_before_any_work(name, value):
+def test_bad_settings_are_refused_before_any_work(name, value, rows_run):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=name):
         model.generate(**BASE | {name: value})
-    assert model.row_runner().num_rows == 0
+    assert not rows_run
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_bad_settings_are_refused_before_any_work(name, value):
         ({"lengths": None}, "neither input_ids nor lengths"),
     ],
 )
-def test_contradictions_are_refused(extra, message):
+def test_contradictions_are_refused(extra, message, rows_run):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=message):
         model.generate(**BASE | extra)
-    assert model.row_runner().num_rows == 0
+    assert not rows_run
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_contradictions_are_refused(extra, message):
         ({"input_ids": torch.tensor([[1, 3, 2]]), "generation_config": 5}, "generation_config must be"),
     ],
 )
-def test_bad_inputs_are_refused(inputs, message):
+def test_bad_inputs_are_refused(inputs, message, rows_run):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=message):
         model.generate(**inputs)
-    assert model.row_runner().num_rows == 0
+    assert not rows_run
 
 
 def test_sampling_without_token_roles_is_refused():

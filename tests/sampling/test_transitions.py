@@ -16,7 +16,7 @@ from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
 from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution
 from hf_ebm.sampling.target import Target
-from hf_ebm.scoring.rows import RowRunner
+from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 from tests.conftest import tiny_energy_model
 from tests.sampling.oracle import exact_target, total_variation_limit
 
@@ -46,7 +46,7 @@ class Kernel:
         free = torch.zeros(count, LENGTH + 2, dtype=torch.bool)
         free[:, 1:-1] = True
         start = torch.zeros(count, dtype=torch.long)
-        runner = self.model.row_runner()
+        runner = self.model.masked_batch_runner()
         return Target(runner, self.model.config.energy, free, start, start + LENGTH + 2, self.support)
 
     @torch.no_grad()
@@ -179,7 +179,7 @@ class TestInconsistentConditionals:
 
     def run(self, kernel, order: list[int]) -> torch.Tensor:
         """Where chains end that visit the two positions in this order, over and over."""
-        runner = RowRunner(self.logits, mask_token_id=2, vocab_size=3)
+        runner = MaskedBatchRunner(self.logits, mask_token_id=2, vocab_size=3)
         free = torch.ones(self.chains, 2, dtype=torch.bool)
         start = torch.zeros(self.chains, dtype=torch.long)
         target = Target(runner, "local", free, start, start + 2, torch.tensor([True, True, False]))

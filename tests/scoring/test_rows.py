@@ -9,7 +9,8 @@ from transformers.models.bert.modeling_bert import BertOnlyMLMHead
 
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.head import PositionLogits, gather_positions
-from hf_ebm.scoring.rows import Context, MaskedRows, RowRunner, Sequences, attended_spans
+from hf_ebm.scoring.masked_batches import MaskedBatchRunner
+from hf_ebm.scoring.rows import Context, MaskedRows, Sequences, attended_spans
 from tests.conftest import plain_token_energies, tiny_energy_model, tiny_mlm
 
 
@@ -29,7 +30,7 @@ def test_any_budget_gives_the_values_of_a_plain_loop(energy, budget):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
     with torch.no_grad():
-        found = token_energies(model.row_runner(budget), sequences, scored, energy)
+        found = token_energies(model.masked_batch_runner(budget), sequences, scored, energy)
     for row, ids in enumerate(ROWS):
         positions = [i for i, token in enumerate(ids) if token > 4]
         expected = plain_token_energies(model, torch.tensor(ids), positions)
@@ -42,14 +43,16 @@ def test_a_pass_that_is_run_again_has_the_same_dropout(energy, monkeypatch):
     gradients = []
     for again in (True, False):
         if not again:
-            monkeypatch.setattr("hf_ebm.scoring.rows.checkpoint", lambda run, *args, use_reentrant: run(*args))
+            monkeypatch.setattr(
+                "hf_ebm.scoring.masked_batches.checkpoint", lambda run, *args, use_reentrant: run(*args)
+            )
         model = tiny_energy_model(energy, dtype=torch.float64)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.3
         model.train()
         torch.manual_seed(0)
-        token_energies(model.row_runner(20), sequences, scored, energy).sum().backward()
+        token_energies(model.masked_batch_runner(20), sequences, scored, energy).sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -58,9 +61,9 @@ def test_a_pass_that_is_run_again_has_the_same_dropout(energy, monkeypatch):
 def test_memory_shortage_halves_the_budget_and_goes_on(energy):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
-    expected = token_energies(model.row_runner(), sequences, scored, energy)
+    expected = token_energies(model.masked_batch_runner(), sequences, scored, energy)
     calls = []
-    plain = model.row_runner().position_logits
+    plain = model.masked_batch_runner().position_logits
 
     def short_of_memory(ids, positions, **inputs):
         calls.append(len(ids))
@@ -68,18 +71,43 @@ def test_memory_shortage_halves_the_budget_and_goes_on(energy):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(ids, positions, **inputs)
 
-    runner = RowRunner(short_of_memory, 3, 9, token_budget=64)
+    runner = MaskedBatchRunner(short_of_memory, 3, 9, token_budget=64)
     torch.testing.assert_close(token_energies(runner, sequences, scored, energy), expected)
-    assert max(calls) > 2 and runner.token_budget < 64
+    assert max(calls) > 2 and runner.token_budget(torch.device("cpu")) < 64
     assert runner.num_rows == int(scored.sum())
+
+
+def test_runners_of_a_model_count_for_themselves_and_share_what_they_found_out(monkeypatch):
+    model = tiny_energy_model()
+    sequences, scored = sequences_of(ROWS)
+    one, other = model.masked_batch_runner(), model.masked_batch_runner()
+    together = PositionLogits.together
+
+    def short_of_memory(self, passes):
+        if sum(len(one.input_ids) for one in passes) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return together(self, passes)
+
+    monkeypatch.setattr(PositionLogits, "together", short_of_memory)
+    token_energies(one, sequences, scored, "raw")
+    assert (one.num_rows, other.num_rows, model.masked_batch_runner().num_rows) == (int(scored.sum()), 0, 0)
+    cpu = torch.device("cpu")
+    assert one.token_budget(cpu) == other.token_budget(cpu) == model.masked_batch_runner().token_budget(cpu) < 100
+    assert model.masked_batch_runner(500).token_budget(cpu) == 500
+
+
+def test_the_runner_has_its_old_name_too():
+    with pytest.warns(FutureWarning, match="MaskedBatchRunner"):
+        from hf_ebm.scoring.rows import RowRunner
+    assert RowRunner is MaskedBatchRunner
 
 
 def test_memory_shortage_of_a_head_for_several_lengths_ends():
     """Whether it is many rows or many tokens that are too much."""
     model = tiny_energy_model()
     sequences, scored = sequences_of([[1, *[5] * 7, 2], [1, *[6] * 8, 2]])
-    expected = token_energies(model.row_runner(), sequences, scored, "raw")
-    plain, pools = model.row_runner().position_logits, []
+    expected = token_energies(model.masked_batch_runner(), sequences, scored, "raw")
+    plain, pools = model.masked_batch_runner().position_logits, []
 
     class ShortOfMemory:
         def together(self, passes):
@@ -88,7 +116,7 @@ def test_memory_shortage_of_a_head_for_several_lengths_ends():
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return plain.together(passes)
 
-    runner = RowRunner(ShortOfMemory(), 3, 9, token_budget=64)
+    runner = MaskedBatchRunner(ShortOfMemory(), 3, 9, token_budget=64)
     with torch.no_grad():  # with gradients a budget holds all passes of a head
         torch.testing.assert_close(token_energies(runner, sequences, scored, "raw"), expected)
     assert len(pools[0]) > 1 and runner.num_rows == int(scored.sum())
@@ -100,7 +128,7 @@ def test_memory_shortage_on_a_single_row_is_an_error():
 
     sequences, scored = sequences_of(ROWS)
     with pytest.raises(torch.OutOfMemoryError):
-        token_energies(RowRunner(never, 3, 9, token_budget=64), sequences, scored, "raw")
+        token_energies(MaskedBatchRunner(never, 3, 9, token_budget=64), sequences, scored, "raw")
 
 
 def test_big_vocabularies_make_passes_smaller():
@@ -114,14 +142,14 @@ def test_big_vocabularies_make_passes_smaller():
         torch.zeros(40, dtype=torch.long), torch.zeros(40, 0, dtype=torch.long), torch.zeros(40, 20).long()
     )
     sequences = Sequences(torch.ones(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([5]))
-    RowRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n, ids: values[:, 0, 0])
+    MaskedBatchRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n, ids: values[:, 0, 0])
     assert max(sizes) * 20 * 250_000 * 12 <= 4096 * 65_536
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_bad_logits_are_named(value):
     model = tiny_energy_model()
-    plain = model.row_runner().position_logits
+    plain = model.masked_batch_runner().position_logits
 
     def spoiled(ids, positions, **inputs):
         logits = plain(ids, positions, **inputs).clone()
@@ -130,7 +158,7 @@ def test_bad_logits_are_named(value):
 
     sequences, scored = sequences_of([[1, 5, 6, 2], [1, 5, 6, 8, 2]])
     with pytest.raises(ValueError, match="NaN or infinite logits for row 1, position 1"):
-        token_energies(RowRunner(spoiled, 3, 9), sequences, scored, "local")
+        token_energies(MaskedBatchRunner(spoiled, 3, 9), sequences, scored, "local")
 
 
 def test_head_falls_back_when_positions_do_not_reproduce_the_full_forward():
@@ -196,9 +224,9 @@ def test_one_head_serves_all_lengths(heads, energy):
     model = tiny_energy_model(energy)
     sequences, scored = sequences_of(ROWS)
     with torch.no_grad():
-        first = token_energies(model.row_runner(), sequences, scored, energy)  # checks that it holds
+        first = token_energies(model.masked_batch_runner(), sequences, scored, energy)  # checks that it holds
         heads.clear()
-        again = token_energies(model.row_runner(), sequences, scored, energy)
+        again = token_energies(model.masked_batch_runner(), sequences, scored, energy)
     assert torch.equal(first, again)
     lengths = len(set(map(len, ROWS)))
     assert heads == [0] * (lengths - 1) + [int(scored.sum())]
@@ -208,9 +236,9 @@ def test_no_pass_waits_for_a_head_that_has_rows_enough(heads):
     model = tiny_energy_model()
     sequences, scored = sequences_of([[1, *[5] * length, 2] for length in range(1, 31)])
     with torch.no_grad():
-        token_energies(model.row_runner(), sequences, scored, "raw")
+        token_energies(model.masked_batch_runner(), sequences, scored, "raw")
         heads.clear()
-        token_energies(model.row_runner(), sequences, scored, "raw")
+        token_energies(model.masked_batch_runner(), sequences, scored, "raw")
     pools = [rows for rows in heads if rows]
     assert sum(pools) == int(scored.sum()) == 465 and len(pools) == 2
     assert 256 <= pools[0] < 256 + 30
@@ -219,9 +247,9 @@ def test_no_pass_waits_for_a_head_that_has_rows_enough(heads):
 def test_a_big_vocabulary_bounds_the_rows_of_a_head(heads):
     model = tiny_energy_model()
     sequences, scored = sequences_of(ROWS)
-    runner = RowRunner(model.row_runner().position_logits, 3, 250_000, token_budget=180)
+    runner = MaskedBatchRunner(model.masked_batch_runner().position_logits, 3, 250_000, token_budget=180)
     with torch.no_grad():
-        token_energies(model.row_runner(), sequences, scored, "raw")  # checks that one head holds
+        token_energies(model.masked_batch_runner(), sequences, scored, "raw")  # checks that one head holds
         heads.clear()
         token_energies(runner, sequences, scored, "raw")
     assert max(heads) * 250_000 * 12 <= 180 * 65_536
@@ -264,11 +292,13 @@ def test_a_head_that_needs_its_own_rows_runs_once_a_length(fault, energy):
             sum(plain_token_energies(model, torch.tensor(ids), where)) for ids, where in zip(rows, scored, strict=True)
         ]
         if fault == "length":  # two passes of one length first, as of a text that exceeds the budget
-            token_energies(model.row_runner(4), *sequences_of([[1, 6, 7, 2]]), energy)
+            token_energies(model.masked_batch_runner(4), *sequences_of([[1, 6, 7, 2]]), energy)
         for _ in range(2):
-            found = token_energies(model.row_runner(), *sequences_of(rows), energy).sum(1)
+            found = token_energies(model.masked_batch_runner(), *sequences_of(rows), energy).sum(1)
             assert found.tolist() == pytest.approx(expected, abs=1e-4)
-    held = [holds for key, holds in model.row_runner().position_logits._verified.items() if key[0] == "one head"]
+    held = [
+        holds for key, holds in model.masked_batch_runner().position_logits._verified.items() if key[0] == "one head"
+    ]
     assert held == [True, False] if fault == "length" else held == [False]
 
 
@@ -276,7 +306,7 @@ def test_a_head_that_needs_its_own_rows_runs_once_a_length(fault, energy):
 def test_a_head_changed_after_its_first_use_is_looked_at_again(change):
     model = tiny_energy_model()
     sequences, scored = sequences_of(ROWS)
-    expected = token_energies(model.row_runner(), sequences, scored, "raw").detach()
+    expected = token_energies(model.masked_batch_runner(), sequences, scored, "raw").detach()
     seen = []
 
     class Head(torch.nn.Module):
@@ -294,7 +324,7 @@ def test_a_head_changed_after_its_first_use_is_looked_at_again(change):
     else:
         model.mlm.register_forward_hook(lambda module, inputs, output: seen.append(float(output.logits.max())))
     with torch.no_grad():
-        torch.testing.assert_close(token_energies(model.row_runner(), sequences, scored, "raw"), expected)
+        torch.testing.assert_close(token_energies(model.masked_batch_runner(), sequences, scored, "raw"), expected)
     assert change == "head" or seen
 
 
@@ -309,10 +339,10 @@ def test_states_of_encoders_are_not_held_back_for_a_head():
 
     sequences, scored = sequences_of(ROWS)
     context = Context({}, {}, torch.zeros(5, 7, 16), torch.full((5,), 7))
-    token_energies(RowRunner(Recorder(), 3, 9), sequences._replace(context=context), scored, "raw")
+    token_energies(MaskedBatchRunner(Recorder(), 3, 9), sequences._replace(context=context), scored, "raw")
     assert [len(pool) for pool in pools] == [1] * len(set(map(len, ROWS)))
     pools.clear()
-    token_energies(RowRunner(Recorder(), 3, 9), sequences, scored, "raw")
+    token_energies(MaskedBatchRunner(Recorder(), 3, 9), sequences, scored, "raw")
     assert len(pools) == 1
 
 

@@ -12,6 +12,7 @@ from transformers import Trainer
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.scoring.conditionals import conditional_log_probs
+from hf_ebm.scoring.head import PositionLogits
 from hf_ebm.scoring.rows import Sequences
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.conftest import tiny_energy_model
@@ -147,10 +148,11 @@ def test_passes_that_are_run_again_give_exact_gradients(tmp_path, monkeypatch, k
     trainer = EnergyTrainer(
         model, arguments(tmp_path, objective, enumeration_limit=1), train_dataset=[], teacher=teacher
     )
-    runner = model.row_runner()
-    runner.token_budget, shares = 9, []
-    run = runner._run
-    runner._run = lambda *args: shares.append(torch.is_grad_enabled()) or run(*args)
+    monkeypatch.setattr("hf_ebm.scoring.masked_batches.default_token_budget", lambda *_: 9)
+    shares, together = [], PositionLogits.together
+    monkeypatch.setattr(
+        PositionLogits, "together", lambda *args: shares.append(torch.is_grad_enabled()) or together(*args)
+    )
     found = trainer.loss_terms(model, trainer.data_collator([{"input_ids": row} for row in ROWS])).loss / len(ROWS)
     forward = sum(shares)
     found.backward()
@@ -207,7 +209,7 @@ def test_true_conditionals_are_not_the_masked_ones():
     ids = torch.tensor([[1, 5, 6, 7, 2]])
     sequences = Sequences(ids, torch.tensor([0]), torch.tensor([5]))
     scored, tokens = (ids >= 5), proposal_support(model, None).nonzero()[:, 0]
-    found = conditional_log_probs(model.row_runner(), sequences, scored, tokens, "raw")
+    found = conditional_log_probs(model.masked_batch_runner(), sequences, scored, tokens, "raw")
     table = energies_by_hand(model, 3)
     expected = torch.stack([-table[(5, w, 7)] for w in WORDS]).log_softmax(0)
     torch.testing.assert_close(found[1], expected)
@@ -237,13 +239,12 @@ def test_the_default_objective_runs_a_masked_row_a_token():
 
 
 @pytest.mark.parametrize("objective", ["pll", "kl", "mle"])
-def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog):
+def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog, rows_run):
     """The counts are those of the rows that are run."""
     model, teacher = make("bert", "raw"), make("bert", "raw", seed=3) if objective == "kl" else None
     rows = [{"input_ids": row} for row in ([1, 5, 2], [1, 5, 6, 2], [1, 5, 6, 7, 2])]
     packed, limit = objective != "mle", {"enumeration_limit": 1} if objective != "mle" else {}
     expected = 3 * (1 + 4 * 2) if packed else 3 * 4**2
-    runner = model.row_runner()
 
     def trainer(**changes) -> EnergyTrainer:
         args = arguments(tmp_path, objective, **limit, **changes)
@@ -251,12 +252,12 @@ def test_too_much_work_is_refused_before_any(tmp_path, objective, caplog):
 
     with pytest.raises(ValueError, match=rf"eval_dataset: row 2: .* runs {expected} masked rows for 3 positions of 4 "):
         trainer(masked_row_limit=expected - 1)
-    assert runner.num_rows == 0
+    assert not rows_run
     assert not [r for r in caplog.records if "masked rows for a row of the data" in r.message]
     allowed = trainer(masked_row_limit=expected)
     with torch.no_grad():
         allowed.loss_terms(model, allowed.data_collator(rows[2:]))
-    assert runner.num_rows == expected
+    assert sum(rows_run) == expected + 3 * (teacher is not None)  # each masked by the teacher
     long = [{"input_ids": [1, *[5] * 2000, 2]}]
     for config in (allowed.args, arguments(tmp_path, objective)):
         with pytest.raises(
@@ -276,14 +277,15 @@ def test_much_work_is_told(tmp_path, caplog, monkeypatch):
     assert "runs 5 masked rows for a row of the data on average, and 10 for one" in texts[0]
 
 
-def test_conditionals_are_enumerated_only_where_that_is_less_work(tmp_path):
+def test_conditionals_are_enumerated_only_where_that_is_less_work(tmp_path, rows_run):
     """Two positions, one row of data: 2 * (1 + 4) masked rows against 2 * 4; three: 3 * (1 + 8) against 3 * 16."""
     for words, expected in (([5, 6], 8), ([5, 6, 7], 27)):
+        rows_run.clear()
         model = make("bert", "raw")
         trainer = EnergyTrainer(model, arguments(tmp_path, "pll"), train_dataset=[])
         with torch.no_grad():
             trainer.loss_terms(model, trainer.data_collator([{"input_ids": [1, *words, 2]}]))
-        assert model.row_runner().num_rows == expected
+        assert sum(rows_run) == expected
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):

@@ -42,8 +42,8 @@ from hf_ebm.sampling.sampler import (
 )
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
-from hf_ebm.scoring.logits_cache import RowMemory
-from hf_ebm.scoring.rows import BadLogitsError, attended_mask
+from hf_ebm.scoring.logits_cache import MaskedLogitsCache
+from hf_ebm.scoring.rows import BadLogitsError, Runner, attended_mask
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -286,13 +286,12 @@ def _target(
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> Target:
-    runner = model.row_runner(token_budget)
-    where = (chains.free, chains.start, chains.stop)
-    memory = None
+    runner: Runner = model.masked_batch_runner(token_budget)
     if config.targets_energy and _masks_single_sites(config):
         dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-        memory = RowMemory.if_it_fits(chains.free, model.vocab_size, dtype)
-    return Target(runner, model.config.energy, *where, support, chains.context, extra, memory)
+        runner = MaskedLogitsCache.around(runner, chains.free, model.vocab_size, dtype)
+    where = (chains.free, chains.start, chains.stop)
+    return Target(runner, model.config.energy, *where, support, chains.context, extra)
 
 
 def _weights(extra: tuple[ExtraEnergy, ...]) -> list[float]:
@@ -347,14 +346,14 @@ def _run_job(
 def _with_start(job: _Job, proposal: BlockProposal) -> SavedRun:
     """Fills what the chains cannot hold, and evaluates the energies of the start."""
     run, target, config = job.run, job.target, job.config
-    ids, rows_before = run.state.ids, target.runner.num_rows
+    ids = run.state.ids
     masked = target.free & ~target.support[ids]
     if bool(masked.any()):
-        ids = ids.masked_fill(masked, target.runner.known_mask_id)
+        ids = ids.masked_fill(masked, target.runner.mask_id)
         generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
         ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
     state = target.state(ids)
-    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows - rows_before)
+    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows)
 
 
 def _run_epochs(
@@ -416,15 +415,13 @@ class _Saver:
 
 def _run_decoder(job: _Job) -> tuple[SavedRun, Tensor]:
     target, decoder = job.target, DECODERS[job.config.decoder or ""]
-    rows_before = target.runner.num_rows
-    ids = job.run.state.ids.masked_fill(target.free, target.runner.known_mask_id)
+    ids = job.run.state.ids.masked_fill(target.free, target.runner.mask_id)
     ids, confidence = decoder.decode(ids, target.free, job.config.num_epochs, target)
     state = target.state(ids)
     run = job.run.with_room(1, 1)
     run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
     run.samples[:, 0] = ids.cpu()
-    rows = target.runner.num_rows - rows_before
-    return replace(run, state=state, epoch=1, kept=1, num_masked_rows=rows), confidence.cpu()
+    return replace(run, state=state, epoch=1, kept=1, num_masked_rows=target.runner.num_rows), confidence.cpu()
 
 
 def _with_fingerprints(run: SavedRun, model: PreTrainedModel) -> SavedRun:

@@ -44,7 +44,7 @@ from hf_ebm.models.reranking import rerank
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits
-from hf_ebm.scoring.rows import RowRunner
+from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 
 if TYPE_CHECKING:
     from typing import Self
@@ -223,7 +223,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
         sequences, scored = check_energy_inputs(
             self, input_ids, attention_mask, free_mask, encoder_input_ids, encoder_attention_mask, further_inputs
         )
-        terms = token_energies(self.row_runner(token_budget), sequences, scored, self.config.energy)
+        terms = token_energies(self.masked_batch_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
 
     @property
@@ -245,25 +245,22 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
             "inner": type(self.mlm).__name__, "conditional": self.mlm.config.is_encoder_decoder,
         }  # fmt: skip
 
-    def row_runner(self, token_budget: int | None = None) -> RowRunner:
-        """What runs this model's masked rows, for functions of `hf_ebm.scoring`.
-
-        One is kept, with what it learned about memory.
+    def masked_batch_runner(self, token_budget: int | None = None) -> MaskedBatchRunner:
+        """A runner of masked rows through the masked language model, which counts from zero.
 
         Args:
-            token_budget: tokens per forward pass; by default from free memory.
+            token_budget: tokens per forward pass; by default from free memory, as far as it is known by now.
         """
-        runner = self.__dict__.get("_runner")
-        if runner is None or getattr(runner.position_logits, "model", None) is not self.mlm:
+        kept = self.__dict__.get("_runner")
+        if kept is None or getattr(kept.position_logits, "model", None) is not self.mlm:
             encoder_decoder = self.mlm.config.is_encoder_decoder
             logits = PositionLogits(self.mlm, "decoder_input_ids" if encoder_decoder else "input_ids")
             prepare = self._decoder_inputs if encoder_decoder else None
-            runner = self.__dict__["_runner"] = RowRunner(logits, None, self.vocab_size, prepare=prepare)
-        if token_budget is not None:
-            kept = runner
-            runner = RowRunner(kept.position_logits, None, self.vocab_size, token_budget, kept.prepare)
-        runner.mask_token_id = self.config.mask_token_id
-        return runner
+            kept = self.__dict__["_runner"] = MaskedBatchRunner(logits, None, self.vocab_size, prepare=prepare)
+        mask = self.config.mask_token_id
+        if token_budget is None:
+            return kept.from_zero(mask)
+        return MaskedBatchRunner(kept.position_logits, mask, self.vocab_size, token_budget, kept.prepare)
 
     def _decoder_inputs(self, ids: Tensor, states: Tensor | None) -> tuple[Tensor, dict]:
         shift = getattr(self.mlm, "prepare_decoder_input_ids_from_labels", None)

@@ -176,7 +176,7 @@ def score_ids(
             further_inputs or {},
         )
         words = None if words is None else words.to(sequences.ids.device)
-        runner = model.row_runner(token_budget)
+        runner = model.masked_batch_runner(token_budget)
         return variant_token_energies(runner, sequences, scored, model.config.energy, variant, words, stride)
 
 

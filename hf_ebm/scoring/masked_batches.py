@@ -1,0 +1,242 @@
+"""Pools of masked rows through a model, in batches.
+
+Rows of equal length pass through the encoder together, and several such passes through the head, under a token budget.
+Rows are never padded, so no value can depend on what else is in the batch, and models that take no attention mask work
+like the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers.utils import logging
+
+from hf_ebm.memory import BYTES_PER_LOGIT
+from hf_ebm.plain_values import as_whole
+from hf_ebm.scoring.head import Pass
+from hf_ebm.scoring.rows import BadLogitsError, MaskedRows, Reducer, Sequences, in_order
+
+logger = logging.get_logger(__name__)
+
+# What a token in flight is taken to weigh in memory.
+_BYTES_PER_TOKEN = 65_536
+
+# A token whose gradient is wanted: every layer keeps something of it for the way back.
+_BYTES_PER_TOKEN_WITH_GRADIENT = 1_048_576
+
+# Rows from which on a head takes as long as its products, and not as its weights take to read: no more passes are
+# held back for it.
+_ENOUGH_FOR_A_HEAD = 256
+
+
+class _Batch(NamedTuple):
+    """Rows of one length that pass through the encoder together.
+
+    Attributes:
+        numbers: (n,) which of the rows of the call they are.
+        rows: these rows.
+        source: (n,) `rows.source` on the CPU.
+        shown: (n, L) what the model is shown.
+    """
+
+    numbers: Tensor
+    rows: MaskedRows
+    source: Tensor
+    shown: Tensor
+
+
+class MaskedBatchRunner:
+    """Runs pools of masked rows through a model: a `Runner`.
+
+    Args:
+        position_logits: `(ids (n, L), positions (n, P), **inputs) -> logits (n, P, V)`. If it has a method `together`,
+            that takes a list of `Pass` and returns the logits of each.
+        mask_token_id: the id written at masked positions.
+        vocab_size: V, for the memory that logits take.
+        token_budget: tokens per forward pass; `None` derives it from free memory at first use. A shortage of memory
+            lowers it.
+        prepare: turns a batch's ids and the encoder states of its context into model inputs `(ids, inputs)`, for
+            encoder-decoder models.
+    """
+
+    def __init__(
+        self,
+        position_logits: Callable[..., Tensor],
+        mask_token_id: int | None,
+        vocab_size: int,
+        token_budget: int | None = None,
+        prepare: Callable[[Tensor, Tensor | None], tuple[Tensor, dict]] | None = None,
+    ):
+        self.position_logits = position_logits
+        self.mask_token_id = mask_token_id
+        self.vocab_size = vocab_size
+        self.prepare = prepare or (lambda ids, states: (ids, {}))
+        given = None if token_budget is None else as_whole("token_budget", token_budget, 1)
+        self._budgets = {} if given is None else dict.fromkeys((False, True), given)  # without and with gradient
+        self.num_rows = 0
+        self.dtype: torch.dtype | None = None
+
+    def from_zero(self, mask_token_id: int | None) -> Self:
+        """A runner that counts anew and shares what this one has found out of the model and of memory."""
+        own = copy.copy(self)
+        own.num_rows, own.mask_token_id = 0, mask_token_id
+        return own
+
+    @property
+    def mask_id(self) -> int:
+        if self.mask_token_id is None:
+            raise ValueError("mask_token_id is not set, so nothing can be masked")
+        return self.mask_token_id
+
+    def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
+        """See `Runner`.
+
+        Where gradients are wanted and the budget doesn't hold all rows at once, what it does hold is run again on the
+        way back: the gradients are the same, and only one share of the rows has its activations in memory.
+        """
+        if len(rows.source) == 0:
+            raise ValueError("rows: there is nothing to run")
+        results: list[Tensor] = []
+        order: list[Tensor] = []
+        source = rows.source.cpu()  # once: every copy makes a GPU wait
+        waiting = sequences.of_one_length(source)
+        while waiting:
+            budget = self.token_budget(sequences.ids.device)
+            passes, rest = self._next_passes(budget, sequences, rows, source, waiting)
+            try:
+                if torch.is_grad_enabled() and (order or rest):
+                    results += checkpoint(self._run, sequences, rows, passes, source, reduce, use_reentrant=False)
+                else:
+                    results += self._run(sequences, rows, passes, source, reduce)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or sum(map(len, passes)) == 1:
+                    raise
+            else:
+                order += passes
+                waiting = rest
+                continue
+            # Here, and not in the handler: there the traceback still holds the tensors of the passes.
+            lower = max(1, min(budget, self._cost(sequences, rows, source, passes)) // 2)
+            self._budgets.update(dict.fromkeys((False, True), lower))
+            logger.warning(f"Out of memory: going on with a token budget of {lower}.")
+            if sequences.ids.is_cuda:
+                torch.cuda.empty_cache()
+        return in_order(results, order)
+
+    def token_budget(self, device: torch.device) -> int:
+        """Tokens per forward pass on a device, as long as memory isn't short; fewer where gradients are enabled."""
+        gradient = torch.is_grad_enabled()
+        if gradient not in self._budgets:
+            self._budgets[gradient] = default_token_budget(device, gradient)
+        return self._budgets[gradient]
+
+    def _next_passes(
+        self, budget: int, sequences: Sequences, rows: MaskedRows, source: Tensor, waiting: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Row numbers of the passes whose logits are taken together next, and what is left of the groups."""
+        passes: list[Tensor] = []
+        rest = list(waiting)
+        room, held = max(1, budget // self._logits_cost(rows)), 0
+        gradient, left = torch.is_grad_enabled(), budget
+        enough = room if gradient else _ENOUGH_FOR_A_HEAD
+        if sequences.context is not None and sequences.context.states is not None:
+            enough = 1  # passes that are held back hold their inputs, which is nothing but for these
+        while rest and held < min(room, enough):
+            length = _length(sequences, source, rest[0])
+            if gradient and passes and length > left:
+                break
+            size = min(room - held, max(1, left // length), len(rest[0]))
+            passes.append(rest[0][:size])
+            rest[:1] = [rest[0][size:]] if size < len(rest[0]) else []
+            held += size
+            if gradient:  # all passes that are held back keep their activations
+                left -= size * length
+        return passes, rest
+
+    def _cost(self, sequences: Sequences, rows: MaskedRows, source: Tensor, passes: list[Tensor]) -> int:
+        """Tokens that passes whose logits are taken together count for: those of the largest, or of all logits."""
+        longest = max(len(numbers) * _length(sequences, source, numbers) for numbers in passes)
+        return max(longest, sum(map(len, passes)) * self._logits_cost(rows))
+
+    def _logits_cost(self, rows: MaskedRows) -> int:
+        """Tokens that weigh as much as a row's logits."""
+        return max(1, math.ceil(rows.read.shape[1] * self.vocab_size * BYTES_PER_LOGIT / _BYTES_PER_TOKEN))
+
+    def _run(
+        self, sequences: Sequences, rows: MaskedRows, passes: list[Tensor], source: Tensor, reduce: Reducer
+    ) -> list[Tensor]:
+        """Results of some rows, by pass; `source` is that of all rows, on the CPU."""
+        batches = [self._batch(sequences, rows, numbers, source[numbers]) for numbers in passes]
+        inputs = [self._pass(sequences, batch) for batch in batches]
+        together = getattr(self.position_logits, "together", None)
+        if together is None:
+            found = [self.position_logits(ids, positions, **given) for ids, positions, given in inputs]
+        else:
+            found = together(inputs)
+        logits = [self._checked(sequences, batch, own) for batch, own in zip(batches, found, strict=True)]
+        return [reduce(own, batch.numbers, batch.shown) for own, batch in zip(logits, batches, strict=True)]
+
+    def _batch(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor) -> _Batch:
+        on_device = numbers.to(sequences.ids.device)
+        some = rows.some(on_device)
+        return _Batch(on_device, some, source, some.shown(sequences, source, self.mask_id))
+
+    def _pass(self, sequences: Sequences, batch: _Batch) -> Pass:
+        states, given = None, {}
+        if sequences.context is not None:
+            own = sequences.context.rows(batch.rows.source, batch.source)
+            given = {name: sequences.attended(batch.source, value) for name, value in own.by_token.items()}
+            given |= own.by_sequence
+            if own.states is not None and own.lengths is not None:
+                states = own.states[:, : int(own.lengths[0])]
+        ids, inputs = self.prepare(batch.shown, states)
+        positions = batch.rows.read - sequences.start[batch.source].to(ids.device)[:, None]
+        return Pass(ids, positions, given | inputs)
+
+    def _checked(self, sequences: Sequences, batch: _Batch, logits: Tensor) -> Tensor:
+        """Logits of a batch in float32 or float64, found to be finite."""
+        logits = logits.to(batch.shown.device)
+        self.dtype = logits.dtype
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        source, numbers = batch.rows.source, sequences.numbers
+        _check_finite(logits.detach(), source if numbers is None else numbers[source], batch.rows.read)
+        self.num_rows += len(batch.shown)
+        return logits
+
+
+def _length(sequences: Sequences, source: Tensor, numbers: Tensor) -> int:
+    """Of rows `numbers` of one length, `source` being that of all rows, on the CPU."""
+    first = source[numbers[0]]
+    return int(sequences.stop[first] - sequences.start[first])
+
+
+def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:
+    low, high = torch.aminmax(logits, dim=-1)
+    bad = ~(torch.isfinite(low) & torch.isfinite(high))
+    if bool(bad.any()):
+        row, place = bad.nonzero()[0].tolist()
+        raise BadLogitsError(int(numbers[row]), int(read[row, place]))
+
+
+def default_token_budget(device: torch.device, gradient: bool = False) -> int:
+    """Tokens per forward pass: a quarter of the free memory; on a CPU 4,096, beyond which its caches gain nothing.
+
+    With `gradient` tokens whose activations are kept: less on a GPU, half of that on a CPU.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        size = _BYTES_PER_TOKEN_WITH_GRADIENT if gradient else _BYTES_PER_TOKEN
+        return max(512, min(free // 4 // size, 262_144))
+    return 2048 if gradient else 4096
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    signs = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
