@@ -31,7 +31,7 @@ class StepwiseConfig(GenerationTrainingConfig):
             training, whatever its length). Within an epoch nothing changes; percents have fractions.
 
     Raises:
-        ValueError: for a value that is not allowed, and with activation (gradient) checkpointing, which drops the
+        ValueError: for a value that is not allowed, FSDP, and activation (gradient) checkpointing, which drops the
             decoder's cache without saying so.
     """
 
@@ -39,6 +39,7 @@ class StepwiseConfig(GenerationTrainingConfig):
         "activation_checkpointing (gradient_checkpointing) must be off, of the model too: it drops the decoder's "
         "cache, with which this trainer decodes"
     )
+    no_fsdp: ClassVar[str] = "fsdp must be off: steps read whole weights outside of the model's forward"
     alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation at the start."})
     alpha_growth: float = field(default=1.0, metadata={"help": "Factor of alpha from unit to unit; 1: constant."})
     schedule_unit: str = field(
@@ -51,6 +52,8 @@ class StepwiseConfig(GenerationTrainingConfig):
         check_choice("schedule_unit", self.schedule_unit, SCHEDULE_UNITS)
         if self.activation_checkpointing:
             raise ValueError(self.no_checkpointing)
+        if self.fsdp:
+            raise ValueError(self.no_fsdp)
 
     @property
     def has_schedule(self) -> bool:
@@ -74,12 +77,14 @@ class Steps(TrainerCallback):
         trainer: that decodes step by step; it gets this as a callback.
 
     Raises:
-        ValueError: for several GPUs in one process, a stream with schedules that count epochs, or a model that
+        ValueError: for several GPUs in one process, FSDP, a stream with schedules that count epochs, or a model that
             `StepwiseDecoder` refuses.
     """
 
     def __init__(self, trainer: Seq2SeqObjectiveTrainer, args: StepwiseConfig):
         check_one_gpu(trainer, ": caches cannot be gathered")
+        if trainer.is_fsdp_enabled:  # by accelerate's settings
+            raise ValueError(args.no_fsdp)
         stream = trainer.train_dataset is not None and not has_length(trainer.train_dataset)
         if stream and args.has_schedule and args.schedule_unit == "epoch":
             raise ValueError(

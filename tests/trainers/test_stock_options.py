@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from hf_ebm import trainers
+from hf_ebm.trainers.stepwise import Steps
 from hf_ebm.trainers.task_loss import TaskLossTrainer
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs
@@ -87,6 +88,16 @@ def test_activations_are_computed_again_and_the_update_is_the_same(kind, tmp_pat
     again, ran_again = trained(kind, tmp_path, activation_checkpointing=True)
     assert bool(update.any()) and torch.equal(again, update)
     assert ran_again == 2 * ran > 0
+
+
+@pytest.mark.parametrize("kind", STEPWISE)
+def test_sharded_weights_are_refused_where_steps_read_them(kind, tmp_path):
+    with pytest.raises(ValueError, match="fsdp must be off"):
+        trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"), fsdp=True)
+    trainer = trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"))
+    trainer.is_fsdp_enabled = True  # as accelerate's settings make it
+    with pytest.raises(ValueError, match="fsdp must be off"):
+        Steps(trainer, trainer.args)
 
 
 @pytest.mark.parametrize("kind", STEPWISE)
