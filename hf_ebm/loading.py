@@ -55,9 +55,10 @@ def load_energy_model(
         model, tokenizer = load_embedded(**of_model)
         return moved(model, device).eval(), tokenizer
     where = _given(revision=revision, trust_remote_code=trust_remote_code or None)
-    with _named(name):
+    with loading(f"model {name!r}"):
         model = EnergyModel.from_pretrained(name, **of_model, **where)
-        return _ready(name, model, own_tokenizer(name, **where), device)
+        beside = own_tokenizer(name, **where)
+    return _ready(name, model, beside, device)
 
 
 def load_residual_model(
@@ -72,12 +73,12 @@ def load_residual_model(
     """A saved `ResidualEnergyModel` in evaluation mode, and the tokenizer of its language model; arguments as above."""
     of_model: dict[str, Any] = {"dtype": usable_dtype(dtype)} | _given(max_sequence_length=max_sequence_length)
     device = usable_device(device, local_rank)
-    with _named(name):
+    with loading(f"model {name!r}"):
         model = ResidualEnergyModel.from_pretrained(name, **of_model, **_given(revision=revision))
         tokenizer, reference = model.lm_tokenizer, model.config.lm_reference
         if tokenizer is None and reference is not None:
             tokenizer = own_tokenizer(reference, **_given(revision=model.config.lm_revision))
-        return _ready(name, model, tokenizer, device)
+    return _ready(name, model, tokenizer, device)
 
 
 def load_causal_model(
@@ -93,19 +94,20 @@ def load_causal_model(
     if name == EMBEDDED:
         model, tokenizer = load_embedded_causal(dtype=found)
         return moved(model, device).eval(), tokenizer
-    with _named(name):
+    with loading(f"model {name!r}"):
         refuse_adapter_alone("model", name, **where)
         config = _config(name, where)
         if type(config) not in AutoModelForCausalLM._model_mapping:
             raise ValueError(f"model {name!r} of the type {config.model_type!r} is no causal language model")
         own, _ = load_whole(AutoModelForCausalLM.from_pretrained, name, dtype=found, trust_remote_code=False, **where)
         check_causal(f"model {name!r}", own)
-        return _ready(name, own, own_tokenizer(name, **where), device)
+        beside = own_tokenizer(name, **where)
+    return _ready(name, own, beside, device)
 
 
 def is_residual(name: str, revision: str | None = None) -> bool:
     """Whether a folder or Hub repository holds a residual model."""
-    with _named(name):
+    with loading(f"model {name!r}"):
         return name != EMBEDDED and saved_type(name, **_given(revision=revision)) == ResidualEnergyConfig.model_type
 
 
@@ -136,17 +138,17 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 @contextmanager
-def _named(name: str) -> Iterator[None]:
-    """What loading raises, as a `ValueError` that names the model."""
+def loading(what: str) -> Iterator[None]:
+    """What loading raises inside becomes a `ValueError` that says what cannot be loaded."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"model {name!r} cannot be loaded: {first_line(error)}") from error
+        raise ValueError(f"{what} cannot be loaded: {first_line(error)}") from error
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _config(name: str, where: dict[str, Any]) -> PreTrainedConfig:

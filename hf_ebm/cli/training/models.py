@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from datasets import DatasetDict
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,7 +19,7 @@ from transformers import (
 )
 
 from hf_ebm.data.symbols import num_target_ids
-from hf_ebm.loading import first_line
+from hf_ebm.loading import loading
 from hf_ebm.model_facts import max_length, num_embeddings, special_ids
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
@@ -97,7 +96,7 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
             and a causal one that sees what is behind a token.
     """
     code = {"trust_remote_code": False}  # said, so that Transformers does not ask on standard input
-    try:
+    with loading(f"{argument}: {name!r}"):
         refuse_adapter_alone(argument, name)
         model_config = AutoConfig.from_pretrained(name, **code)
         auto_class = _auto_class(model_config, causal)
@@ -110,8 +109,6 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
         # In float32, whatever it was saved in: bf16=True casts as it computes.
         model = auto_class.from_pretrained(name, dtype=torch.float32, **code)
         tokenizer = own_tokenizer(name, **code)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{argument}: {name!r} cannot be loaded: {first_line(error)}") from error
     if tokenizer is None:
         raise ValueError(f"{argument}: {name!r} has no tokenizer beside its weights")
     if auto_class is AutoModelForCausalLM:

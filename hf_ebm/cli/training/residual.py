@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers.utils import logging
 
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
-from hf_ebm.loading import EMBEDDED, first_line
+from hf_ebm.loading import EMBEDDED, loading
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.inputs_residual import lm_of
@@ -56,12 +55,8 @@ def _train(which: ResidualArguments, config: ResidualNCEConfig) -> dict[str, flo
     begin(config)
     folders = {"lm": KJV_CAUSAL_LM, "encoder": KJV_MASKED_LM}
     lm, encoder = (folders[name] if getattr(which, name) == EMBEDDED else getattr(which, name) for name in folders)
-    try:
+    with loading(f"lm {which.lm!r} or encoder {which.encoder!r}"):
         model = ResidualEnergyModel.from_lm_and_encoder(lm, encoder, keep_lm=which.keep_lm, dtype=torch.float32)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"lm {which.lm!r} or encoder {which.encoder!r} cannot be loaded: {first_line(error)}"
-        ) from error
     for path in (which.train_file, which.eval_file):
         if path and not config.online:
             _warn_of_other_noise(path, model)
