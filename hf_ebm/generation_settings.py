@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, overload
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -181,6 +182,20 @@ class GenerationSettings(GenerationConfig):
 
     def check_combinations(self) -> None:
         """Raises `ValueError` for settings that contradict each other."""
+
+    @classmethod
+    def asked(cls, generation_config: Self | None) -> Self:
+        """The settings that a caller gives, none for `None`. Raises `ValueError` for those of another class."""
+        if generation_config is None:
+            return cls()
+        if not isinstance(generation_config, cls):
+            raise ValueError(f"generation_config must be a {cls.__name__}, got {type(generation_config).__name__}")
+        return generation_config
+
+    def draw_seed(self) -> None:
+        """Draws the seed from torch's generator, unless there is one."""
+        if self.seed is None:
+            self.seed = int(torch.randint(0, 2**31, ()))
 
     def resolved(self, base: GenerationSettings, overrides: dict[str, Any]) -> GenerationSettings:
         """A complete copy: `overrides` over these settings over `base` over the defaults.

@@ -169,14 +169,13 @@ class GeneratingPipeline(RowPipeline):
         self, inputs: Any, *args: Any, num_workers: int | None = None, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
         # Here, as `generate` would draw a seed for every batch; and what contradicts itself is refused before any work.
-        seed = self.resolved(**{**self._forward_params, **self._sanitize_parameters(**kwargs)[1]}).seed
-        kwargs["seed"] = int(torch.randint(0, 2**31, ())) if seed is None else seed
+        config = self.resolved(**{**self._forward_params, **self._sanitize_parameters(**kwargs)[1]})
+        config.draw_seed()
+        kwargs["seed"] = config.seed
         return super().__call__(inputs, *args, num_workers=num_workers, batch_size=batch_size, **kwargs)
 
     def _sanitize_parameters(self, **given: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        config = given.get("generation_config")
-        if config is not None and not isinstance(config, self.config_class):
-            raise ValueError(f"generation_config must be a {self.config_class.__name__}, got {type(config).__name__}")
+        self.config_class.asked(given.get("generation_config"))  # which refuses another kind
         return super()._sanitize_parameters(**given)
 
     def resolved(self, generation_config: GenerationSettings | None = None, **arguments: Any) -> GenerationSettings:

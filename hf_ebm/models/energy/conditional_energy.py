@@ -117,8 +117,7 @@ def generate_from_sources(
     rows = as_texts("sources", sources)
     if not rows:
         raise ValueError("sources must hold a text or more, got none")
-    if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
-        raise ValueError(f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}")
+    asked = ChainGenerationConfig.asked(generation_config)
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     own = [
         name
@@ -128,14 +127,12 @@ def generate_from_sources(
     ]  # fmt: skip
     if own:
         raise ValueError(f"{own[0]} has no place in generate_from_sources; use generate")
-    asked = generation_config or ChainGenerationConfig()
     overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in asked.defaults}
     further = {name: kwargs.pop(name) for name in list(kwargs) if is_model_input(model.mlm, name)}
     further_inputs = by_row(further, len(rows), "sources")
     config = asked.resolved(model.generation_config, overrides)
     config.lengths = None
-    if config.seed is None:
-        config.seed = int(torch.randint(0, 2**31, ()))
+    config.draw_seed()
     check_tokenizer("tokenizer", tokenizer)
     check_same_mask(tokenizer, model.config.mask_token_id)
     if not isinstance(lengths, str):

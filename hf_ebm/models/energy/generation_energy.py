@@ -153,8 +153,7 @@ def generate(
         >>> torch.equal(out.samples, again.samples)
         True
     """
-    if generation_config is not None and not isinstance(generation_config, ChainGenerationConfig):
-        raise ValueError(f"generation_config must be a ChainGenerationConfig, got {type(generation_config).__name__}")
+    asked = ChainGenerationConfig.asked(generation_config)
     if streamer is not None:
         check_methods("streamer", streamer, "put", "end")
     further = as_callables("logits_processor", logits_processor)
@@ -171,10 +170,10 @@ def generate(
             given = [name for name, value in started.items() if value is not None]
             if given:
                 raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
-            job = _resume(model, resume_from, generation_config, overrides, extra, token_budget)
+            job = _resume(model, resume_from, asked, overrides, extra, token_budget)
         else:
             which = chain_keys, chain_rows
-            job = _begin(model, generation_config, overrides, inputs, further_inputs, which, extra, token_budget)
+            job = _begin(model, asked, overrides, inputs, further_inputs, which, extra, token_budget)
         processors = _proposal_processors(job.config, further)
         config = job.config
         distribution = ProposalDistribution(
@@ -201,7 +200,7 @@ def generate(
 
 def _begin(
     model: EnergyModel,
-    generation_config: ChainGenerationConfig | None,
+    asked: ChainGenerationConfig,
     overrides: dict[str, Any],
     inputs: dict[str, Tensor | None],
     further_inputs: dict[str, Any],
@@ -209,15 +208,13 @@ def _begin(
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> _Job:
-    asked = generation_config or ChainGenerationConfig()
     config = asked.resolved(model.generation_config, overrides)
     given = inputs["input_ids"] is not None
     if given and (asked.lengths is not None or overrides.get("lengths") is not None):
         raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
     if given:
         config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
-    if config.seed is None:
-        config.seed = int(torch.randint(0, 2**31, ()))
+    config.draw_seed()
     support = proposal_support(model, config.suppress_tokens)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
@@ -233,7 +230,7 @@ def _begin(
 def _resume(
     model: EnergyModel,
     path: str | os.PathLike,
-    generation_config: ChainGenerationConfig | None,
+    asked: ChainGenerationConfig,
     overrides: dict[str, Any],
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
@@ -241,7 +238,7 @@ def _resume(
     run = SavedRun.load(path)
     saved = ChainGenerationConfig(**run.recipe["settings"])
     given = {name: value for name, value in overrides.items() if value is not None}
-    asked = ChainGenerationConfig(**{**(generation_config.settings() if generation_config else {}), **given})
+    asked = ChainGenerationConfig(**asked.settings() | given)
     for name, value in saved.layered(saved.settings(), asked.settings()).items():
         if name not in _EXTENSIBLE and value != getattr(saved, name):
             raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")

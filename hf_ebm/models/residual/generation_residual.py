@@ -158,14 +158,12 @@ def generate(
         ValueError: before any work, for anything that cannot be done as asked; for NaN energies, naming prompt and
             candidate, when they appear.
     """
-    if generation_config is not None and not isinstance(generation_config, JointGenerationConfig):
-        raise ValueError(f"generation_config must be a JointGenerationConfig, got {type(generation_config).__name__}")
+    asked = JointGenerationConfig.asked(generation_config)
     return_candidates = as_truth("return_candidates", return_candidates)
-    config = (generation_config or JointGenerationConfig()).resolved(model.generation_config, overrides)
+    config = asked.resolved(model.generation_config, overrides)
     if config.method == "stepwise":
-        _check_stepwise({**(generation_config.settings() if generation_config else {}), **overrides}, return_candidates)
-    if config.seed is None:
-        config.seed = int(torch.randint(0, 2**31, ()))
+        _check_stepwise(asked.settings() | overrides, return_candidates)
+    config.draw_seed()
     prompts: Sequence[Tensor | Sequence[int]] = [[]]
     if isinstance(input_ids, (Tensor, str, Mapping, BatchEncoding)):
         prompts = unpadded(input_ids, attention_mask)
