@@ -161,7 +161,12 @@ class Runner(Protocol):
 
 
 def in_order(results: list[Tensor], numbers: list[Tensor]) -> Tensor:
-    """Results of some rows each as one tensor in the order of the rows' numbers, which are 0 to N - 1."""
+    """Results of some rows each as one tensor in the order of the rows' numbers, which are 0 to N - 1.
+
+    Example:
+        >>> in_order([torch.tensor([5.0, 7.0]), torch.tensor([6.0])], [torch.tensor([0, 2]), torch.tensor([1])])
+        tensor([5., 6., 7.])
+    """
     if len(results) == 1 and bool((numbers[0][1:] > numbers[0][:-1]).all()):
         return results[0]
     return torch.cat(results)[torch.cat(numbers).argsort().to(results[0].device)]
