@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import model_output
 from hf_ebm.sampling.run import ChainRun, Trace
+from hf_ebm.scoring.rows import attended_mask
 
 if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
+    from hf_ebm.sampling.sampler import ChainKey
+
     # Transformers demands what the code of a checkpoint imports, but for what it tries to import.
     try:  # noqa: SIM105
         from arviz import InferenceData
     except ImportError:
         pass
+
+logger = logging.get_logger(__name__)
 
 
 @model_output
@@ -79,6 +85,43 @@ class ChainGenerationOutput(ModelOutput):
             sample_stats=stats,
             coords={"prompt": prompts.tolist()},
             dims={name: ["prompt"] for name in names},
+        )
+
+
+def output_of(
+    run: ChainRun, config: ResolvedChainConfig, keys: list[ChainKey], mean_log_probabilities: Tensor | None
+) -> ChainGenerationOutput:
+    """What a run with these settings and chains returns; with a decoder also its mean log probabilities (C,)."""
+    attended = attended_mask(run.start, run.stop, run.state.ids.shape[1])
+    kept = tuple(range(config.burn_in, run.epoch, config.thinning)) if mean_log_probabilities is None else (0,)
+    return ChainGenerationOutput(
+        sequences=run.state.ids.to("cpu", copy=True),
+        attention_mask=attended.long(),
+        samples=run.samples[:, : run.kept],
+        energies=run.sample_energies[:, : run.kept],
+        satisfied=run.sample_energies[:, : run.kept] < torch.inf,
+        trace=run.trace.first(run.epoch),
+        kept_epochs=kept,
+        prompt_indices=torch.tensor([key.prompt for key in keys]),
+        chain_indices=torch.tensor([key.chain for key in keys]),
+        mean_log_probabilities=mean_log_probabilities,
+        num_masked_rows=run.num_masked_rows,
+        seed=config.seed,
+        run=run,
+    )
+
+
+def warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainConfig) -> None:
+    """Warns where there are no samples, or some that a constraint forbids."""
+    epochs = output.run.epoch
+    if not output.samples.shape[1]:
+        logger.warning(f"No sample was kept: the run ended after epoch {epochs}, burn_in is {config.burn_in}.")
+    chains = (~output.satisfied).any(1)
+    if bool(chains.any()):
+        logger.warning(
+            f"{int(chains.sum())} of {len(chains)} chains have samples of infinite energy, which the constraints among "
+            "extra_energies forbid: they have not met them by then. See `satisfied` in the output; more epochs, a "
+            "start that meets them or a finite penalty may help."
         )
 
 

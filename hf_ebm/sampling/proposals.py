@@ -9,16 +9,20 @@ the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_ebm.checks import name_of, shown
 from hf_ebm.renamed import renamed_attributes
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.energies import token_energy
 from hf_ebm.scoring.rows import MaskedRows, Reducer
+
+if TYPE_CHECKING:
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 
 class ProposalDistribution:
@@ -155,6 +159,28 @@ class BlockProposal(NamedTuple):
             uniforms: (n, b) numbers in [0, 1), float64.
         """
         return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.distribution)
+
+
+def proposal_of(
+    config: ResolvedChainConfig, support: Tensor, further: Sequence[Callable[[Tensor, Tensor], Tensor]] = ()
+) -> BlockProposal:
+    """How settings say that blocks are proposed.
+
+    Args:
+        support: (V,) bool, the tokens that may be proposed.
+        further: logits processors after those of the settings.
+    """
+    processors: list[Callable[[Tensor, Tensor], Tensor]] = []
+    if config.proposal_temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(float(config.proposal_temperature)))
+    if config.proposal_top_k is not None:
+        processors.append(TopKLogitsWarper(config.proposal_top_k))
+    if config.proposal_top_p is not None and config.proposal_top_p < 1:
+        processors.append(TopPLogitsWarper(config.proposal_top_p))
+    distribution = ProposalDistribution(
+        [*processors, *further], support, config.proposal_epsilon, config.exclude_current
+    )
+    return BlockProposal(distribution, config.block_fill)
 
 
 def _fill_in_parallel(

@@ -23,6 +23,7 @@ from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.run import ChainRun, Tally, Trace
 from hf_ebm.sampling.target import Target
+from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -98,6 +99,32 @@ def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> Non
         f"num_chains, num_epochs, thinning and lengths: {shown(chains)} chains of {shown(length)} tokens keep "
         f"{shown(samples)} samples each of {shown(epochs)} epochs",
     )
+
+
+def started(
+    run: Run, config: ResolvedChainConfig, keys: list[ChainKey], target: Target, proposal: BlockProposal
+) -> Run:
+    """A run whose chains are where they start: what they cannot hold is filled, and energies are evaluated."""
+    ids = run.state.ids
+    masked = target.free & ~target.support[ids]
+    if bool(masked.any()):
+        ids = ids.masked_fill(masked, target.runner.mask_id)
+        generators = [chain_generator(config.seed, *key, WARM_START) for key in keys]
+        ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
+    state = target.state(ids)
+    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows)
+
+
+def decoded(run: Run, decoder: str, iterations: int, target: Target) -> tuple[Run, Tensor]:
+    """A run that holds what a decoder makes of all free positions, and its mean log probabilities (C,) on the CPU."""
+    ids = run.state.ids.masked_fill(target.free, target.runner.mask_id)
+    ids, mean_log_probabilities = DECODERS[decoder].decode(ids, target.free, iterations, target)
+    state = target.state(ids)
+    run = run.with_room(1, 1)
+    run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
+    run.samples[:, 0] = ids.cpu()
+    run = replace(run, state=state, epoch=1, kept=1, num_masked_rows=target.runner.num_rows)
+    return run, mean_log_probabilities.cpu()
 
 
 def run_epoch(

@@ -15,7 +15,7 @@ from hf_ebm.cli import run_records
 from hf_ebm.cli.negatives import _ADDED
 from hf_ebm.cli.run_records import ChainRecords, RunRecords
 from hf_ebm.cli.tables import Output
-from hf_ebm.models.energy import generation_energy
+from hf_ebm.models.energy import generation_energy, saved_runs
 from tests.cli.conftest import killed, read, run
 from tests.cli.test_negatives_and_perplexity import language_model as small_lm
 from tests.models.residual_models import toy_encoder
@@ -119,7 +119,7 @@ def test_a_killed_run_does_not_go_on_with_another_model(tmp_path, model, languag
     """Nor does a batch whose state was saved, when the record of the run was removed and the state was not."""
     output = tmp_path / "out.jsonl"
     arguments = [*commands(tmp_path, language_model, model)["sample"], "--output", output, "--device", "cpu"]
-    monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", -1.0)
+    monkeypatch.setattr(saved_runs, "SECONDS_BETWEEN_SAVES", -1.0)
     killed(generation_energy, "run_epoch", 2, lambda *_: None, *map(str, arguments))
     assert list((tmp_path / "out.jsonl.state").iterdir())
     other_weights(model)

@@ -15,7 +15,7 @@ from hf_ebm import ChainGenerationConfig, EnergyModel
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import ChainRecords, RunRecords
 from hf_ebm.cli.tables import Output
-from hf_ebm.models.energy import generation_energy
+from hf_ebm.models.energy import generation_energy, saved_runs
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import KERNELS
 from tests.cli.conftest import killed, read, run
@@ -89,7 +89,7 @@ def test_killed_runs_go_on(owner, name, at, half, chains_left, model_folder, tmp
             with open(records.lines, "a") as file:
                 file.write(to_json(rows[0])[:25])
 
-    monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", -1.0)  # a state after every epoch
+    monkeypatch.setattr(saved_runs, "SECONDS_BETWEEN_SAVES", -1.0)  # a state after every epoch
     killed(owner, name, at, half_a_line, *arguments)
     left = [json.loads(line) for line in output.read_bytes().split(b"\n")[:-1]]
     assert len(set(keys(left))) == len(left) == 2 * chains_left
@@ -110,8 +110,8 @@ def test_a_run_that_is_killed_at_every_second_step_ends(model_folder, tmp_path, 
     """kill -9 long before an epoch of five steps ends, again and again: each life saves one, and the last is short."""
     arguments = ["sample", "--model", model_folder, "--lengths", "5", "--num_chains", "4", "--num_epochs", "1"]
     run(*arguments, "--output", tmp_path / "whole.jsonl")
-    monkeypatch.setattr(generation_energy, "_SECONDS_BETWEEN_SAVES", 0.0)
-    monkeypatch.setattr(generation_energy, "_MOST_TIME_SAVING", math.inf)
+    monkeypatch.setattr(saved_runs, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(saved_runs, "MOST_TIME_SAVING", math.inf)
     output = tmp_path / "out.jsonl"
     step = lambda *given, delayed_acceptance: kernels.metropolis_hastings(*given, delayed_acceptance)  # noqa: E731
     monkeypatch.setitem(KERNELS, "metropolis_hastings", KERNELS["metropolis_hastings"]._replace(step=step))

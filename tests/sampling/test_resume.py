@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from hf_ebm.models.energy import generation_energy
+from hf_ebm.models.energy import saved_runs
 from hf_ebm.models.energy.saved_runs import SavedRun, holds_run
 from hf_ebm.sampling.kernels import KERNELS
 from tests.conftest import tiny_energy_model
@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_within_an_epoch_goes_on_there(tmp_path, monkeypatc
         if len(steps) == 4:  # the first is that of the start
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed_at_the_third_step)
+    monkeypatch.setattr(saved_runs.Saver, "save_if_due", killed_at_the_third_step)
     with pytest.raises(KeyboardInterrupt):
         model.generate(**settings, save_state_to=tmp_path)
     saved = SavedRun.load(tmp_path)
@@ -59,7 +59,7 @@ def test_a_state_within_an_epoch_is_of_its_target_and_its_epochs(tmp_path, monke
         if run.epoch == 1 and run.step == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(generation_energy._Saver, "save_if_due", killed)
+    monkeypatch.setattr(saved_runs.Saver, "save_if_due", killed)
     with pytest.raises(KeyboardInterrupt):
         tiny_energy_model().generate(**BASE, save_state_to=tmp_path, extra_energies=lambda ids: ids[:, 2].double())
     with pytest.raises(ValueError, match="extra energies of the saved chains are not"):
@@ -89,7 +89,7 @@ def test_a_state_is_saved_every_second_and_for_a_twentieth_of_the_time(
 
     monkeypatch.setitem(KERNELS, "metropolis_hastings", kernel._replace(step=slow_step))
     monkeypatch.setattr(SavedRun, "save", slow_save)
-    monkeypatch.setattr(generation_energy, "time", types.SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(saved_runs, "time", types.SimpleNamespace(monotonic=lambda: now))
     tiny_energy_model().generate(lengths=4, num_chains=2, num_epochs=3, seed=0, save_state_to=tmp_path)
     assert saved == [0, *range(expected, 13, expected), 12]  # at the start, as it goes, at the end
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -13,12 +11,8 @@ from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 from transformers.utils import logging
 
@@ -26,37 +20,27 @@ from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.chains import Chains, build_chains, proposal_support
 from hf_ebm.models.energy.inputs import is_model_input
-from hf_ebm.models.energy.saved_runs import SavedRun
-from hf_ebm.models.fingerprints import model_fingerprints
+from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution
+from hf_ebm.sampling.output import ChainGenerationOutput, output_of, warn_of_poor_samples
+from hf_ebm.sampling.proposals import BlockProposal, proposal_of
 from hf_ebm.sampling.sampler import (
-    WARM_START,
     ChainKey,
-    chain_generator,
-    check_run_fits,
+    decoded,
     kept_samples,
     kernel_at,
     run_epoch,
+    started,
 )
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
-from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 from hf_ebm.scoring.logits_cache import MaskedLogitsCache
-from hf_ebm.scoring.rows import BadLogitsError, Runner, attended_mask
+from hf_ebm.scoring.rows import BadLogitsError, Runner
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
-
-# A state is saved after a step if so many seconds have passed since the last time, and saving has taken up no more than
-# this share of them; and always at the end.
-_SECONDS_BETWEEN_SAVES = 1.0
-_MOST_TIME_SAVING = 0.05
-# Settings that may change when a run goes on: they say how long it runs, not what it computes.
-_EXTENSIBLE = ("num_epochs",)
 
 # Ids and logits to logits; ids (C, T) and nothing to which chains are done, (C,) bool.
 Processor = LogitsProcessor | Callable[[Tensor, Tensor], Tensor]
@@ -166,35 +150,30 @@ def generate(
     extra = as_extra_energies(extra_energies)
     with evaluation_mode(model):  # with dropout there would be no one energy to sample from
         if resume_from is not None:
-            started = {**inputs, **further_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
-            given = [name for name, value in started.items() if value is not None]
-            if given:
-                raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(given)}")
+            given = {**inputs, **further_inputs, "chain_keys": chain_keys, "chain_rows": chain_rows}
+            names = [name for name, value in given.items() if value is not None]
+            if names:
+                raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(names)}")
             job = _resume(model, resume_from, asked, overrides, extra, token_budget)
         else:
             which = chain_keys, chain_rows
             job = _begin(model, asked, overrides, inputs, further_inputs, which, extra, token_budget)
-        processors = _proposal_processors(job.config, further)
-        config = job.config
-        distribution = ProposalDistribution(
-            processors, job.target.support, config.proposal_epsilon, config.exclude_current
-        )
-        proposal = BlockProposal(distribution, config.block_fill)
+        config, proposal = job.config, proposal_of(job.config, job.target.support, further)
         if not config.targets_energy and any(weight for weight, _ in extra):
             raise ValueError(f"extra_energies have no effect with {config.sampler}")
         if config.decoder is not None and (further or criteria):
             raise ValueError(f"logits_processor and stopping_criteria have no effect with {config.sampler}")
-        saver = _Saver(save_state_to)
+        saver = Saver(save_state_to)
         if save_state_to is not None:
-            job = job._replace(run=_with_fingerprints(job.run, model))
+            job = job._replace(run=with_fingerprints(job.run, model))
             saver.save(job.run)  # now, so that a folder that cannot be written costs no work
         try:
             run, confidence = _run_job(job, proposal, criteria, streamer, saver)
         except BadLogitsError as error:
             key = job.keys[error.row]
             raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row") from error
-    output = _output(job._replace(run=run), confidence)
-    _warn_of_poor_samples(output, job.config)
+    output = output_of(run, job.config, job.keys, confidence)
+    warn_of_poor_samples(output, job.config)
     return output
 
 
@@ -222,7 +201,7 @@ def _begin(
     keys = [list(key) for key in chains.keys]
     recipe = {
         "settings": config.settings(), "keys": keys, "energy": model.config.energy,
-        "extra_energies": _weights(extra),
+        "extra_energies": weights_of(extra),
     }  # fmt: skip
     return _Job(SavedRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
 
@@ -235,43 +214,13 @@ def _resume(
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> _Job:
-    run = SavedRun.load(path)
-    saved = ChainGenerationConfig(**run.recipe["settings"])
-    given = {name: value for name, value in overrides.items() if value is not None}
-    asked = ChainGenerationConfig(**asked.settings() | given)
-    for name, value in saved.layered(saved.settings(), asked.settings()).items():
-        if name not in _EXTENSIBLE and value != getattr(saved, name):
-            raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
-    config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
-    if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
-        raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
-    if config.num_epochs < run.epoch + (run.step > 0):
-        raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
-    check_run_fits(config, *run.state.ids.shape)
-    if run.recipe["energy"] != model.config.energy:
-        raise ValueError(
-            f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {model.config.energy!r}"
-        )
-    weights = run.recipe.get("extra_energies")  # earlier versions noted none
-    if weights not in (None, _weights(extra)):
-        raise ValueError(
-            f"resume_from: the saved run has extra_energies of the weights {weights}, got {_weights(extra)}; give "
-            "the same again"
-        )
-    noted = run.recipe.get("model", {})
-    others = [name for name, found in (model_fingerprints(model) if noted else {}).items() if found != noted[name]]
-    if others:
-        raise ValueError(
-            f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
-            "started with, or start anew"
-        )
-    keys = [ChainKey(*key) for key in run.recipe["keys"]]
-    run = replace(run.to(model.input_device), recipe=run.recipe | {"settings": config.settings()})
-    free = run.free.to(model.input_device)
+    given = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
+    run, config = resumed(model, path, ChainGenerationConfig(**given), extra)
+    keys, free = [ChainKey(*key) for key in run.recipe["keys"]], run.free.to(model.input_device)
     chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
     target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
     if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
-        _check_same_target(run, target)
+        check_same_target(run, target)
     return _Job(run, config, keys, target)
 
 
@@ -291,26 +240,10 @@ def _target(
     return Target(runner, model.config.energy, *where, support, chains.context, extra)
 
 
-def _weights(extra: tuple[ExtraEnergy, ...]) -> list[float]:
-    """Weights of the extra energies that count, in order: what a saved run knows of them."""
-    return [weight for weight, _ in extra if weight]
-
-
 def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     """Whether some proposals read rows with one position masked: those of single sites and of sequential fill."""
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
     return config.block_fill == "sequential" or 1 in sizes or config.final_block_size == 1
-
-
-def _proposal_processors(config: ResolvedChainConfig, further: list[Processor]) -> list[Processor]:
-    processors: list[Processor] = []
-    if config.proposal_temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(float(config.proposal_temperature)))
-    if config.proposal_top_k is not None:
-        processors.append(TopKLogitsWarper(config.proposal_top_k))
-    if config.proposal_top_p is not None and config.proposal_top_p < 1:
-        processors.append(TopPLogitsWarper(config.proposal_top_p))
-    return [*processors, *further]
 
 
 def _run_job(
@@ -318,18 +251,18 @@ def _run_job(
     proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    saver: _Saver,
+    saver: Saver,
 ) -> tuple[SavedRun, Tensor | None]:
     """The finished run, and with mask-predict the mean log probabilities."""
     confidence = None
     if job.config.decoder is not None:
-        run, confidence = _run_decoder(job)
+        run, confidence = decoded(job.run, job.config.decoder, job.config.num_epochs, job.target)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
     else:
         run = job.run
         if not run.has_begun:
-            run = _with_start(job, proposal)
+            run = started(run, job.config, job.keys, job.target, proposal)
             saver.save_if_due(run)
         if streamer is not None:
             streamer.put(run.state.ids.cpu())
@@ -340,25 +273,12 @@ def _run_job(
     return run, confidence
 
 
-def _with_start(job: _Job, proposal: BlockProposal) -> SavedRun:
-    """Fills what the chains cannot hold, and evaluates the energies of the start."""
-    run, target, config = job.run, job.target, job.config
-    ids = run.state.ids
-    masked = target.free & ~target.support[ids]
-    if bool(masked.any()):
-        ids = ids.masked_fill(masked, target.runner.mask_id)
-        generators = [chain_generator(config.seed, *key, WARM_START) for key in job.keys]
-        ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
-    state = target.state(ids)
-    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows)
-
-
 def _run_epochs(
     job: _Job,
     proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,
-    saver: _Saver,
+    saver: Saver,
 ) -> SavedRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
@@ -383,101 +303,3 @@ def _run_epochs(
         saver.save_or_warn(run)
         raise
     return run
-
-
-class _Saver:
-    """Saves a run to a folder as it goes, if there is one; how often is said by `_SECONDS_BETWEEN_SAVES`."""
-
-    def __init__(self, folder: str | os.PathLike | None):
-        self.folder, self.saved, self.cost = folder, 0.0, 0.0
-
-    def save(self, run: SavedRun) -> None:
-        if self.folder is not None:
-            began = time.monotonic()
-            run.save(self.folder)
-            self.saved = time.monotonic()
-            self.cost = self.saved - began
-
-    def save_if_due(self, run: SavedRun) -> None:
-        if time.monotonic() - self.saved >= max(_SECONDS_BETWEEN_SAVES, self.cost / _MOST_TIME_SAVING):
-            self.save(run)
-
-    def save_or_warn(self, run: SavedRun) -> None:
-        """Saves while another error is on its way, which must not be hidden."""
-        try:
-            self.save(run)
-        except ValueError as error:
-            logger.warning(str(error))
-
-
-def _run_decoder(job: _Job) -> tuple[SavedRun, Tensor]:
-    target, decoder = job.target, DECODERS[job.config.decoder or ""]
-    ids = job.run.state.ids.masked_fill(target.free, target.runner.mask_id)
-    ids, confidence = decoder.decode(ids, target.free, job.config.num_epochs, target)
-    state = target.state(ids)
-    run = job.run.with_room(1, 1)
-    run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
-    run.samples[:, 0] = ids.cpu()
-    return replace(run, state=state, epoch=1, kept=1, num_masked_rows=target.runner.num_rows), confidence.cpu()
-
-
-def _with_fingerprints(run: SavedRun, model: PreTrainedModel) -> SavedRun:
-    """A run that is to be saved knows its model."""
-    return run if "model" in run.recipe else replace(run, recipe=run.recipe | {"model": model_fingerprints(model)})
-
-
-def _check_same_target(run: SavedRun, target: Target) -> None:
-    """The chains' terms and extra energies must be what they were.
-
-    Other extra energies would go unnoticed otherwise, and the carried energies would be wrong; so would another model
-    where the state has no fingerprints, as those that `SavedRun.save` writes of a run that was not saved as it went.
-    """
-    chains = torch.arange(1 if "model" in run.recipe else len(run.state.ids), device=run.state.ids.device)
-    terms = target.terms(run.state.ids[chains], chains, target.free[chains])
-    # Half-precision logits of another batch shape differ in the second digit after the point.
-    tolerance = 1e-3 if target.runner.dtype in (torch.float32, torch.float64) else 0.1
-    pairs = {
-        "energy": (run.state.token_energies[chains].sum(1), terms.sum(1)),
-        "extra energies": (run.state.extra_energy, target.extra_energy(run.state.ids)),
-    }
-    for name, (saved, found) in pairs.items():
-        if not torch.allclose(saved, found, rtol=tolerance, atol=10 * tolerance):
-            raise ValueError(
-                f"resume_from: the {name} of the saved chains are not what this model with these extra_energies gives; "
-                "it is not the run's model, or not its extra energies"
-            )
-
-
-def _warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainConfig) -> None:
-    """Where there are no samples, or some that a constraint forbids."""
-    epochs = output.run.epoch
-    if not output.samples.shape[1]:
-        logger.warning(f"No sample was kept: the run ended after epoch {epochs}, burn_in is {config.burn_in}.")
-    chains = (~output.satisfied).any(1)
-    if bool(chains.any()):
-        logger.warning(
-            f"{int(chains.sum())} of {len(chains)} chains have samples of infinite energy, which the constraints among "
-            "extra_energies forbid: they have not met them by then. See `satisfied` in the output; more epochs, a "
-            "start that meets them or a finite penalty may help."
-        )
-
-
-def _output(job: _Job, confidence: Tensor | None) -> ChainGenerationOutput:
-    run, config = job.run, job.config
-    attended = attended_mask(run.start, run.stop, run.state.ids.shape[1])
-    kept = tuple(range(config.burn_in, run.epoch, config.thinning)) if confidence is None else (0,)
-    return ChainGenerationOutput(
-        sequences=run.state.ids.to("cpu", copy=True),
-        attention_mask=attended.long(),
-        samples=run.samples[:, : run.kept],
-        energies=run.sample_energies[:, : run.kept],
-        satisfied=run.sample_energies[:, : run.kept] < torch.inf,
-        trace=run.trace.first(run.epoch),
-        kept_epochs=kept,
-        prompt_indices=torch.tensor([key.prompt for key in job.keys]),
-        chain_indices=torch.tensor([key.chain for key in job.keys]),
-        mean_log_probabilities=confidence,
-        num_masked_rows=run.num_masked_rows,
-        seed=config.seed,
-        run=run,
-    )

@@ -5,18 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_ebm.files import put_in_place
-from hf_ebm.models.fingerprints import checksum
+from hf_ebm.models.fingerprints import checksum, model_fingerprints
 from hf_ebm.plain_values import as_path
+from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.run import ChainRun
+from hf_ebm.sampling.sampler import check_run_fits
+from hf_ebm.sampling.target import ExtraEnergy, Target
 
+if TYPE_CHECKING:
+    from hf_ebm.models.energy.modeling_energy import EnergyModel
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
+
+logger = logging.get_logger(__name__)
+
+# A state is saved after a step if so many seconds have passed since the last time, and saving has taken up no more than
+# this share of them; and always at the end.
+SECONDS_BETWEEN_SAVES = 1.0
+MOST_TIME_SAVING = 0.05
+# Settings that may change when a run goes on: they say how long it runs, not what it computes.
+_EXTENSIBLE = ("num_epochs",)
 _FORMAT = 3
 _FILE = "run.safetensors"
 # What earlier versions wrote: a header, which names a file of tensors.
@@ -56,6 +76,105 @@ class SavedRun(ChainRun):
             return cls.of_parts(*(_read(folder / _FILE) if (folder / _FILE).exists() else _read_of_before(folder)))
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ValueError(f"resume_from: {folder} holds no complete state of chains: {error!r}") from error
+
+
+def resumed(
+    model: EnergyModel, path: str | os.PathLike, asked: ChainGenerationConfig, extra: tuple[ExtraEnergy, ...]
+) -> tuple[SavedRun, ResolvedChainConfig]:
+    """A saved run on the model's device and the settings it goes on with.
+
+    Args:
+        asked: settings, which must agree with the run's, but for a larger number of epochs.
+
+    Raises:
+        ValueError: for settings, a model or extra energies that are not the run's.
+    """
+    run = SavedRun.load(path)
+    saved = ChainGenerationConfig(**run.recipe["settings"])
+    for name, value in saved.layered(saved.settings(), asked.settings()).items():
+        if name not in _EXTENSIBLE and value != getattr(saved, name):
+            raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
+    config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
+    if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
+        raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
+    if config.num_epochs < run.epoch + (run.step > 0):
+        raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
+    check_run_fits(config, *run.state.ids.shape)
+    if run.recipe["energy"] != model.config.energy:
+        raise ValueError(
+            f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {model.config.energy!r}"
+        )
+    weights = run.recipe.get("extra_energies")  # earlier versions noted none
+    if weights not in (None, weights_of(extra)):
+        raise ValueError(
+            f"resume_from: the saved run has extra_energies of the weights {weights}, got {weights_of(extra)}; give "
+            "the same again"
+        )
+    noted = run.recipe.get("model", {})
+    others = [name for name, found in (model_fingerprints(model) if noted else {}).items() if found != noted[name]]
+    if others:
+        raise ValueError(
+            f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
+            "started with, or start anew"
+        )
+    return replace(run.to(model.input_device), recipe=run.recipe | {"settings": config.settings()}), config
+
+
+def check_same_target(run: SavedRun, target: Target) -> None:
+    """The chains' terms and extra energies must be what they were.
+
+    Other extra energies would go unnoticed otherwise, and the carried energies would be wrong; so would another model
+    where the state has no fingerprints, as those that `SavedRun.save` writes of a run that was not saved as it went.
+    """
+    chains = torch.arange(1 if "model" in run.recipe else len(run.state.ids), device=run.state.ids.device)
+    terms = target.terms(run.state.ids[chains], chains, target.free[chains])
+    # Half-precision logits of another batch shape differ in the second digit after the point.
+    tolerance = 1e-3 if target.runner.dtype in (torch.float32, torch.float64) else 0.1
+    pairs = {
+        "energy": (run.state.token_energies[chains].sum(1), terms.sum(1)),
+        "extra energies": (run.state.extra_energy, target.extra_energy(run.state.ids)),
+    }
+    for name, (saved, found) in pairs.items():
+        if not torch.allclose(saved, found, rtol=tolerance, atol=10 * tolerance):
+            raise ValueError(
+                f"resume_from: the {name} of the saved chains are not what this model with these extra_energies gives; "
+                "it is not the run's model, or not its extra energies"
+            )
+
+
+def with_fingerprints(run: SavedRun, model: PreTrainedModel) -> SavedRun:
+    """A run that is to be saved knows its model."""
+    return run if "model" in run.recipe else replace(run, recipe=run.recipe | {"model": model_fingerprints(model)})
+
+
+def weights_of(extra: tuple[ExtraEnergy, ...]) -> list[float]:
+    """Weights of the extra energies that count, in order: what a saved run knows of them."""
+    return [weight for weight, _ in extra if weight]
+
+
+class Saver:
+    """Saves a run to a folder as it goes, if there is one; how often is said by `SECONDS_BETWEEN_SAVES`."""
+
+    def __init__(self, folder: str | os.PathLike | None):
+        self.folder, self.saved, self.cost = folder, 0.0, 0.0
+
+    def save(self, run: SavedRun) -> None:
+        if self.folder is not None:
+            began = time.monotonic()
+            run.save(self.folder)
+            self.saved = time.monotonic()
+            self.cost = self.saved - began
+
+    def save_if_due(self, run: SavedRun) -> None:
+        if time.monotonic() - self.saved >= max(SECONDS_BETWEEN_SAVES, self.cost / MOST_TIME_SAVING):
+            self.save(run)
+
+    def save_or_warn(self, run: SavedRun) -> None:
+        """Saves while another error is on its way, which must not be hidden."""
+        try:
+            self.save(run)
+        except ValueError as error:
+            logger.warning(str(error))
 
 
 def holds_run(folder: Path) -> bool:
