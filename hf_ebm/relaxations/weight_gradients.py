@@ -12,12 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 # From so many rows on a product takes longer to compute than its result to write.
 _ENOUGH_ROWS = 96
-# From so many numbers on the gradient of a weight doesn't stay in a CPU's cache; smaller ones are quickly added to.
-_LARGE = 2**19
 
 
 class SummedWeightGradients(TorchFunctionMode):
-    """Inside, large linear layers hold back what gradients of weights are made of, until enough rows are together.
+    """Inside, linear layers hold back what the gradients of their weights are made of, until enough rows are together.
 
     One object serves all steps of a search. A step has few rows, and the gradient of a large weight takes longer to
     write, and to add to that of other steps, than to multiply. Outputs are those of ordinary layers bit for bit,
@@ -38,8 +36,6 @@ class SummedWeightGradients(TorchFunctionMode):
         return self._product(True, inputs, weight) if self._sums(inputs, weight) else inputs @ weight
 
     def _sums(self, inputs: Tensor, weight: Tensor) -> bool:
-        if weight.numel() < _LARGE:
-            return False
         learns = torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf and inputs.dim() > 1
         return learns and not torch.is_autocast_enabled(inputs.device.type)
 

@@ -10,11 +10,6 @@ from hf_ebm.relaxations import weight_gradients
 from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
 
 
-@pytest.fixture(autouse=True)
-def every_weight_is_large(monkeypatch):
-    monkeypatch.setattr(weight_gradients, "_LARGE", 0)
-
-
 class Net(nn.Module):
     """A recurrent net whose output layer is the table of what it reads, and a layer without bias."""
 
@@ -86,15 +81,6 @@ def test_weights_that_do_not_learn_are_left_alone():
     found, expected = (torch.autograd.grad(run(net, 3, own), learning) for own in (products, None))
     for one, two in zip(found, expected, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
-
-
-def test_small_weights_are_left_alone(monkeypatch):
-    net = Net()  # of 35 and 25 numbers
-    monkeypatch.setattr(weight_gradients, "_LARGE", 30)
-    with SummedWeightGradients():
-        outputs = [layer(torch.ones(3, 5, dtype=torch.float64)) for layer in (net.table, net.inner)]
-    made_by = [type(output.grad_fn.next_functions[0][0]).__name__ for output in outputs]
-    assert [name.startswith("_Product") for name in made_by] == [True, False], made_by
 
 
 @pytest.mark.half_precision
