@@ -1,5 +1,7 @@
 """Shared by all tests: no network, one thread, tiny random models."""
 
+from __future__ import annotations
+
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
@@ -7,14 +9,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gc
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM
 from transformers.utils import logging
 
-from hf_ebm import EnergyModel
-from hf_ebm.scoring.masked_batches import MaskedBatchRunner
+if TYPE_CHECKING:  # models are imported by the tests that have any
+    from transformers import BertForMaskedLM
+
+    from hf_ebm import EnergyModel
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
@@ -58,6 +62,8 @@ def same_numbers(same_numbers_for_fixtures) -> None:
 
 def tiny_mlm(vocab_size: int = 9, seed: int = 0, scale: float = 0.35, layers: int = 1, **overrides) -> BertForMaskedLM:
     """A random BERT whose conditionals are far from uniform and from each other."""
+    from transformers import BertConfig, BertForMaskedLM
+
     torch.manual_seed(seed)
     settings = dict(
         vocab_size=vocab_size, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=32,
@@ -75,6 +81,8 @@ SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3, "unk": 4}
 
 
 def tiny_energy_model(energy: str = "local", vocab_size: int = 9, dtype=torch.float32, **model_settings) -> EnergyModel:
+    from hf_ebm import EnergyModel
+
     mlm = tiny_mlm(vocab_size, **model_settings).to(dtype)
     return EnergyModel(
         mlm, energy=energy, mask_token_id=3, pad_token_id=0, special_token_ids=[0, 1, 2], excluded_token_ids=[4],
@@ -103,6 +111,8 @@ def energy(request) -> str:
 @pytest.fixture
 def rows_run(monkeypatch) -> list[int]:
     """How many masked rows each pool had that a model ran, in order."""
+    from hf_ebm.scoring.masked_batches import MaskedBatchRunner
+
     found: list[int] = []
     run = MaskedBatchRunner.__call__
     monkeypatch.setattr(
