@@ -6,7 +6,6 @@ them, and is evaluated by exact expectations under the true distribution: no tes
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.experiment_cache import digest, kept
 from benchmarks.reproduction.phonemes import PhonemeRunConfig, phoneme_scores
 from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel, exact
@@ -70,18 +69,14 @@ class EnergyCache:
     def scores(self, run: EnergyRunConfig, seed: int) -> dict[str, float]:
         """Expected losses of the trained model: `nll`, `pll` and `mlm`, in nats a sequence."""
         path = self.folder / f"energy-{digest(run, seed, self.scale.max_steps, self.scale.eval_steps)}.json"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            started = time.perf_counter()
-            model = self._trained(run, seed)
-            kept = {
-                **evaluate(model, self.language(run.language, seed)),
-                "seconds": time.perf_counter() - started,
-            }
-            path.write_text(json.dumps({**kept, **asdict(run)}))
-        found = json.loads(path.read_text())
+        found = kept(path, lambda: self._losses(run, seed))
         self.used[path.name] = found["seconds"]
         return found
+
+    def _losses(self, run: EnergyRunConfig, seed: int) -> dict:
+        started = time.perf_counter()
+        losses = evaluate(self._trained(run, seed), self.language(run.language, seed))
+        return {**losses, "seconds": time.perf_counter() - started, **asdict(run)}
 
     def _trained(self, run: EnergyRunConfig, seed: int) -> EnergyModel:
         rows = rows_of(self.language(run.language, seed).sample(run.size, 1000 * seed + 1))

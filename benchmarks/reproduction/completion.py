@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, GenerationConfig, Trainer, TrainingArguments
 
-from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.experiment_cache import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_CAUSAL_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.kjv import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at
@@ -75,35 +73,27 @@ class CompletionCache:
 
     def model(self, run: CompletionRunConfig, seed: int):
         """The trained model."""
-        target = self.trained(run, seed)
-        return self.start if target is None else AutoModelForCausalLM.from_pretrained(target).eval()
-
-    def trained(self, run: CompletionRunConfig, seed: int) -> Path | None:
-        """The folder of the trained model and its logs; it is trained if there is none. None for the start itself."""
         if run.objective is None:
-            return None
-        target = self.folder / digest(run, seed, self.scale)
-        if not (target / "config.json").exists():
-            self._train(run, seed, target)
-        self.used[target.name] = next(log["train_runtime"] for log in self._logs(target) if "train_runtime" in log)
-        return target
+            return self.start
+        self._logs(run, seed)
+        return AutoModelForCausalLM.from_pretrained(self.folder / digest(run, seed, self.scale)).eval()
 
     def training_logs(self, run: CompletionRunConfig, seed: int) -> list[dict]:
-        """What the trainer logged at each step."""
-        return [log for log in self._logs(self.trained(run, seed)) if "loss" in log]
+        """What the trainer logged at each step; what isn't in the folder is trained."""
+        return [log for log in self._logs(run, seed) if "loss" in log]
 
-    @staticmethod
-    def _logs(target: Path) -> list[dict]:
-        return json.loads((target / "logs.json").read_text())
+    def _logs(self, run: CompletionRunConfig, seed: int) -> list[dict]:
+        target = self.folder / digest(run, seed, self.scale)
+        logs = kept_run(target, f"{run} seed {seed}", lambda work: self._train(run, seed, work))
+        self.used[target.name] = training_time(logs)
+        return logs
 
     def scores(self, run: CompletionRunConfig, seed: int, split: str) -> dict[str, float]:
         """Metrics of greedy completions of a split, and the perplexity of its continuations."""
         path = self.folder / "scores" / f"{digest(run, seed, self.scale, split)}.json"
-        self.trained(run, seed)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._evaluate(self.model(run, seed), split)))
-        return json.loads(path.read_text())
+        if run.objective is not None:
+            self._logs(run, seed)  # the time counts
+        return kept(path, lambda: self._evaluate(self.model(run, seed), split))
 
     def each_seed(self, run: CompletionRunConfig, split: str, metric: str) -> list[float]:
         """A metric for each seed."""
@@ -113,9 +103,7 @@ class CompletionCache:
         """The same metrics of the verses themselves."""
         return self._describe([row["input_ids"][PROMPT_LENGTH:] for row in self.rows(split)], split)
 
-    def _train(self, run: CompletionRunConfig, seed: int, target: Path) -> None:
-        started = time.perf_counter()
-        work = self.folder / f"{target.name}.unfinished"
+    def _train(self, run: CompletionRunConfig, seed: int, work: Path) -> Trainer:
         model, tokenizer = load_embedded_causal()
         shared = dict(
             output_dir=str(work), seed=seed, max_steps=self.scale.steps, learning_rate=run.learning_rate,
@@ -130,11 +118,7 @@ class CompletionCache:
         else:
             trainer = Trainer(model, TrainingArguments(**shared), **data)
         trainer.train()
-        model.save_pretrained(work)
-        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-        print(f"  {run} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+        return trainer
 
     @torch.no_grad()
     def _evaluate(self, model, split: str) -> dict[str, float]:

@@ -6,7 +6,6 @@ letters for the source sentence, phonemes for the target. What varies from run t
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.experiment_cache import digest, kept
 from benchmarks.reproduction.report import Report
 from hf_ebm.assets import load_embedded_pronunciation
 from hf_ebm.data.cmudict_tasks import load_g2p
@@ -84,15 +83,15 @@ class ConditionalCache:
     def run(self, sampling: Sampling) -> dict:
         """`BY_EPOCH`, each (chains, epochs); `final`, each (chains,); `samples`, see `_samples`."""
         path = self.folder / f"chains-{digest(sampling, self.scale, RANDOM_SEED)}.json"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            started = time.perf_counter()
-            found = self._sample(sampling)
-            found |= {"seconds": time.perf_counter() - started, "sampling": asdict(sampling)}
-            path.write_text(json.dumps(found))
-            print(f"  {sampling}: {found['seconds']:.0f} s", flush=True)
-        found = json.loads(path.read_text())
+        found = kept(path, lambda: self._timed(sampling))
         self.used[path.name] = found["seconds"]
+        return found
+
+    def _timed(self, sampling: Sampling) -> dict:
+        started = time.perf_counter()
+        found = self._sample(sampling)
+        found |= {"seconds": time.perf_counter() - started, "sampling": asdict(sampling)}
+        print(f"  {sampling}: {found['seconds']:.0f} s", flush=True)
         return found
 
     def mean(self, sampling: Sampling, name: str) -> list[float]:

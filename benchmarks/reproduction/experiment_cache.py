@@ -11,20 +11,22 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import DatasetDict
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, set_seed
+from hf_ebm.objectives.decomposable_costs import HammingCost
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, Trainer, set_seed
 
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
-from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 
@@ -89,31 +91,23 @@ class ExperimentCache:
 
     def model(self, run: RunConfig, seed: int) -> PreTrainedModel:
         """The trained model."""
-        return AutoModelForSeq2SeqLM.from_pretrained(self.trained(run, seed)).eval()
-
-    def trained(self, run: RunConfig, seed: int) -> Path:
-        """The folder of the trained model and its logs; it is trained if there is none."""
-        target = self.folder / digest(run, seed, self.scale)
-        if not (target / "config.json").exists():
-            self._train(run, seed, target)
-        self.used[target.name] = next(
-            log["train_runtime"] for log in json.loads((target / "logs.json").read_text()) if "train_runtime" in log
-        )
-        return target
+        self.training_logs(run, seed)
+        return AutoModelForSeq2SeqLM.from_pretrained(self.folder / digest(run, seed, self.scale)).eval()
 
     def training_logs(self, run: RunConfig, seed: int) -> list[dict]:
-        """What the trainer logged, the final evaluation last."""
-        return json.loads((self.trained(run, seed) / "logs.json").read_text())
+        """What the trainer logged, the final evaluation last; what isn't in the folder is trained."""
+        target = self.folder / digest(run, seed, self.scale)
+        name = f"{run.task} {run.objective} {dict(run.options)} seed {seed}"
+        logs = kept_run(target, name, lambda work: self._train(run, seed, work))
+        self.used[target.name] = training_time(logs)
+        return logs
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
         key = digest(run, seed, self.scale, split, asdict(decoding))
+        self.training_logs(run, seed)  # the time counts
         path = self.folder / "scores" / f"{key}.json"
-        self.trained(run, seed)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._evaluate(self.model(run, seed), run.task, split, decoding)))
-        return json.loads(path.read_text())
+        return kept(path, lambda: self._evaluate(self.model(run, seed), run.task, split, decoding))
 
     def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
         """A metric for each seed."""
@@ -125,12 +119,11 @@ class ExperimentCache:
             self._data[name] = Task(name, self.scale)
         return self._data[name]
 
-    def _train(self, run: RunConfig, seed: int, target: Path) -> None:
-        started, task = time.perf_counter(), self.task(run.task)
+    def _train(self, run: RunConfig, seed: int, work: Path) -> Trainer:
+        task = self.task(run.task)
         set_seed(seed)
         model = self.model(run.start, seed) if run.start else task.fresh_model(run.bidirectional)
         config_class, trainer_class, _ = OBJECTIVES[run.objective]
-        work = self.folder / f"{target.name}.unfinished"
         config = config_class(
             output_dir=str(work), seed=seed, num_train_epochs=run.epochs, learning_rate=run.learning_rate,
             per_device_train_batch_size=BATCH, per_device_eval_batch_size=256, max_grad_norm=1.0,
@@ -147,12 +140,7 @@ class ExperimentCache:
         )  # fmt: skip
         trainer.train()
         trainer.evaluate()
-        model.save_pretrained(work)
-        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-        print(f"  {run.task} {run.objective} {dict(run.options)} seed {seed}: "
-              f"{time.perf_counter() - started:.0f} s", flush=True)  # fmt: skip
+        return trainer
 
     @torch.no_grad()
     def _evaluate(self, model, name: str, split: str, decoding: Decoding) -> dict:
@@ -235,6 +223,32 @@ class Task:
 
 
 LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
+
+
+def kept(path: Path, compute: Callable[[], Any]) -> Any:
+    """What `compute` gives, from the file of JSON if it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(compute()))
+    return json.loads(path.read_text())
+
+
+def kept_run(target: Path, name: str, train: Callable[[Path], Trainer]) -> list[dict]:
+    """Logs of a training run, which `train` does in the folder that it is given; the model is kept beside them."""
+    if not (target / "config.json").exists():
+        started, work = time.perf_counter(), target.with_name(f"{target.name}.unfinished")
+        trainer = train(work)
+        trainer.model.save_pretrained(work)
+        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
+        shutil.rmtree(target, ignore_errors=True)
+        work.rename(target)
+        print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
+    return json.loads((target / "logs.json").read_text())
+
+
+def training_time(logs: list[dict]) -> float:
+    """Seconds that a run's training took."""
+    return next(log["train_runtime"] for log in logs if "train_runtime" in log)
 
 
 def digest(*parts) -> str:

@@ -7,9 +7,6 @@ evaluated on the same samples of the embedded language model.
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +22,7 @@ from transformers import (
     set_seed,
 )
 
-from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.experiment_cache import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.data.kjv import load_kjv_verses
@@ -92,17 +89,17 @@ class ResidualCache:
     @cached_property
     def _train_rows(self) -> list[dict]:
         path = self.folder / f"negatives-{digest(self.scale.max_train, self.scale.negatives)}.json"
-        if not path.exists():
-            rows = self._split(load_kjv_verses(self.folder / "text")[0])
-            # From the whole book, whose parts differ.
-            rows = rows[:: max(1, len(rows) // self.scale.max_train)][: self.scale.max_train]
-            prefixes = [torch.tensor(row["prefix_ids"]) for row in rows]
-            drawn = sample_continuations(self.base, prefixes, self.scale.negatives, self.sampling, 0, 1024)
-            for row, own in zip(rows, drawn, strict=True):
-                row["negatives"] = [ids.tolist() for ids in own]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(rows))
-        return json.loads(path.read_text())
+        return kept(path, self._with_negatives)
+
+    def _with_negatives(self) -> list[dict]:
+        rows = self._split(load_kjv_verses(self.folder / "text")[0])
+        # From the whole book, whose parts differ.
+        rows = rows[:: max(1, len(rows) // self.scale.max_train)][: self.scale.max_train]
+        prefixes = [torch.tensor(row["prefix_ids"]) for row in rows]
+        drawn = sample_continuations(self.base, prefixes, self.scale.negatives, self.sampling, 0, 1024)
+        for row, own in zip(rows, drawn, strict=True):
+            row["negatives"] = [ids.tolist() for ids in own]
+        return rows
 
     def _split(self, verses: list[str]) -> list[dict]:
         end = self.tokenizer.sep_token_id
@@ -114,15 +111,12 @@ class ResidualCache:
             return self.base
         # How much is held out changes no model.
         target = self.folder / digest(run, seed, self.scale.max_train, self.scale.negatives)
-        if not (target / "config.json").exists():
-            self._train(run, seed, target)
-        logs = json.loads((target / "logs.json").read_text())
-        self.used[target.name] = next(log["train_runtime"] for log in logs if "train_runtime" in log)
+        logs = kept_run(target, f"{run} seed {seed}", lambda work: self._train(run, seed, work))
+        self.used[target.name] = training_time(logs)
         classes = {"unit": ResidualEnergyModel, "bit": ResidualEnergyModel, "ralm": ProductLM}
         return classes.get(run.kind, AutoModelForCausalLM).from_pretrained(target).eval()
 
-    def _train(self, run: ResidualRunConfig, seed: int, target: Path) -> None:
-        started, work = time.perf_counter(), self.folder / f"{target.name}.unfinished"
+    def _train(self, run: ResidualRunConfig, seed: int, work: Path) -> Trainer:
         set_seed(seed)
         model = fresh_model(run.kind, self.base)
         shared = dict(
@@ -137,11 +131,7 @@ class ResidualCache:
             args = TrainingArguments(**shared, max_grad_norm=1.0, remove_unused_columns=False)
             trainer = Trainer(model, args, train_dataset=self.rows("train"), data_collator=self._collate)
         trainer.train()
-        model.save_pretrained(work)
-        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-        print(f"  {run} seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
+        return trainer
 
     def _collate(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """A causal batch whose targets are the continuations."""

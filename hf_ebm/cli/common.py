@@ -19,6 +19,7 @@ from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.texts import report_unknown
 
+UNKNOWN_HELP = "Where a text holds what the tokenizer has no token for: warn, error or ignore."
 ENERGY_HELP = f"{' or '.join(ENERGIES)}; default: the model's own, or local."
 _IDS = pyarrow.list_(pyarrow.int64())
 # What a row of a text has.
@@ -52,10 +53,7 @@ class ModelArguments(MaskedModelArguments):
     """Which masked language model, and how it is run."""
 
     token_budget: int | None = field(default=None, metadata={"help": "Tokens per forward pass; default: from memory."})
-    unknown_tokens: str = field(
-        default="warn",
-        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
-    )
+    unknown_tokens: str = field(default="warn", metadata={"help": UNKNOWN_HELP})
     further_inputs: str | None = field(
         default=None, metadata={"help": 'What else the model reads, a number each as JSON: {"langs": 1}.'}
     )
@@ -99,10 +97,7 @@ class ContinuationArguments:
         default=False,
         metadata={"help": "Texts are fragments: none ends, and those that don't fill the length are left out."},
     )
-    unknown_tokens: str = field(
-        default="warn",
-        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
-    )
+    unknown_tokens: str = field(default="warn", metadata={"help": UNKNOWN_HELP})
     max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
 
 
@@ -153,6 +148,12 @@ def continuations(
         if largest >= size:
             raise ValueError(f"model: its tokenizer has the id {largest}, the model has embeddings for {size}")
     return rows, [row.pop("number") for row in rows]
+
+
+def check_shared(path: str | None, num_processes: int) -> None:
+    """Raises `ValueError` for an input that several processes can't all read."""
+    if path == "-" and num_processes > 1:
+        raise ValueError("input: several processes cannot share standard input; give a file")
 
 
 def check_positive(**values: int | None) -> None:

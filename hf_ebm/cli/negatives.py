@@ -19,6 +19,7 @@ from hf_ebm.cli.common import (
     ContinuationArguments,
     carried,
     check_positive,
+    check_shared,
     continuations,
     load_language_model,
     read_texts,
@@ -71,8 +72,7 @@ def run(argv: list[str]) -> None:
     _check(arguments, data)
     JointGenerationConfig(**vars(sampling))  # which refuses what they may not be
     state = joined(which.device)
-    if data.input == "-" and state.num_processes > 1:
-        raise ValueError("input: several processes cannot share standard input; give a file")
+    check_shared(data.input, state.num_processes)
     texts = read_texts(data)
     output = Output(arguments.output, carried(texts, data), _ADDED)
     taken = [name for name, own in output.names.items() if own != name]

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.cli.common import ModelArguments, load_model
+from hf_ebm.cli.common import ModelArguments, check_shared, load_model
 from hf_ebm.cli.options import parse, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
@@ -170,8 +170,7 @@ def _warn_of_masks(prompts: list[str], encoded: list[list[int]], tokenizer: PreT
 
 def _given(arguments: SampleArguments, state: PartialState) -> Records | None:
     """The prompts: records of the input, or the single one; `None` where there are none."""
-    if arguments.input == "-" and state.num_processes > 1:
-        raise ValueError("input: several processes cannot share standard input; give a file")
+    check_shared(arguments.input, state.num_processes)
     if arguments.input is not None and arguments.text is not None:
         raise ValueError("input and text were both given; give one of them")
     if arguments.text is not None:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from hf_ebm.checks import shown
-from hf_ebm.cli.common import ENERGY_HELP, ModelArguments, load_model
+from hf_ebm.cli.common import ENERGY_HELP, UNKNOWN_HELP, ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
-from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.run import begin, check_evaluation, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.loading import EMBEDDED
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.texts import report_unknown
@@ -32,10 +32,7 @@ class EnergyArguments:
     )
     eval_file: str | None = field(default=None, metadata={"help": "Such texts for the evaluation."})
     text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
-    unknown_tokens: str = field(
-        default="warn",
-        metadata={"help": "Where a text holds what the tokenizer has no token for: warn, error or ignore."},
-    )
+    unknown_tokens: str = field(default="warn", metadata={"help": UNKNOWN_HELP})
 
 
 def run(argv: list[str]) -> None:
@@ -45,8 +42,7 @@ def run(argv: list[str]) -> None:
 
 
 def _train(which: EnergyArguments, config: EnergyTrainingConfig) -> dict[str, float]:
-    if config.do_eval != (which.eval_file is not None):
-        raise ValueError("eval_file and --do_eval (or --eval_strategy) go together")
+    check_evaluation(config, which.eval_file)
     checkpoint = output_checkpoint(config)
     files = {"train_file": which.train_file, "eval_file": which.eval_file}
     texts = {name: _texts(path, which.text_column) for name, path in files.items() if path}

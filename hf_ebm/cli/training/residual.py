@@ -12,7 +12,7 @@ from transformers.utils import logging
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import read_records
-from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
+from hf_ebm.cli.training.run import begin, check_evaluation, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.loading import EMBEDDED, loading
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual import ResidualEnergyModel
@@ -46,8 +46,7 @@ def run(argv: list[str]) -> None:
 
 
 def _train(which: ResidualArguments, config: ResidualNCEConfig) -> dict[str, float]:
-    if config.do_eval != (which.eval_file is not None):
-        raise ValueError("eval_file and --do_eval (or --eval_strategy) go together")
+    check_evaluation(config, which.eval_file)
     checkpoint = output_checkpoint(config)
     rows = {
         name: _rows(path, config) for name, path in (("train", which.train_file), ("eval", which.eval_file)) if path

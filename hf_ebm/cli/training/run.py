@@ -56,6 +56,12 @@ def run_trainer(trainer: Trainer, checkpoint: str | None, evaluate: bool) -> dic
     return metrics
 
 
+def check_evaluation(config: TrainingArguments, eval_file: str | None) -> None:
+    """Raises `ValueError` for an evaluation without its file, or a file without an evaluation."""
+    if config.do_eval != (eval_file is not None):
+        raise ValueError("eval_file and --do_eval (or --eval_strategy) go together")
+
+
 def output_checkpoint(config: TrainingArguments) -> str | None:
     """The checkpoint to go on from. Raises `ValueError` if there is none, or the output has to be empty and isn't."""
     output, given = Path(config.output_dir or "."), config.resume_from_checkpoint
