@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from datasets import DatasetDict
-from hf_ebm.objectives.decomposable_costs import HammingCost
+from hf_ebm.objectives.costs import HammingCost
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, Trainer, set_seed
 
 from hf_ebm.cli.train import OBJECTIVES

@@ -1,6 +1,7 @@
 """What every notebook imports, imported once."""
 
 import os
+import warnings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,3 +18,4 @@ import hf_ebm  # noqa: F401
 
 torch.set_num_threads(1)
 matplotlib.use("agg")
+warnings.filterwarnings("error", message=".*the old name will go")
