@@ -51,7 +51,7 @@ def draw(results: Path, quick: bool, folder: Path) -> Path:
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
     generator = torch.Generator().manual_seed(1)
     direction = [torch.randn(p.shape, generator=generator) * p.std().detach() for p in model.parameters()]
-    points = torch.linspace(-1, 1, 201 if quick else 2001)
+    points = torch.linspace(-1, 1, 101 if quick else 2001)
     curves = objective_along_line(model, batch, direction, points)
     figure, axes = pyplot_without_display().subplots(figsize=(7, 4))
     for name, values in curves.items():

@@ -21,6 +21,7 @@ MIN_PHONEMES, MAX_PHONEMES, MIN_VOWELS = 4, 12, 2
 MIN_LETTERS, MAX_LETTERS = 3, 14
 # Of all spellings, for the test and for the validation split; about 3,000 rows of either task.
 HELD_OUT_SHARE = 0.027
+_STRESS_MARKS = str.maketrans("", "", "012")
 
 
 def load_stress(max_train: int | None = None) -> DatasetDict:
@@ -126,7 +127,7 @@ def _digest(spelling: str) -> bytes:
 
 
 def _without_stress(phonemes: list[str]) -> str:
-    return " ".join(phoneme.rstrip("012") for phoneme in phonemes)
+    return " ".join(phonemes).translate(_STRESS_MARKS)
 
 
 def _dataset_dict(columns: dict[str, dict[str, list]], max_train: int | None) -> DatasetDict:
