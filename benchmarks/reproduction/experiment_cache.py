@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from datasets import DatasetDict
-from hf_ebm.objectives.costs import HammingCost
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, Trainer, set_seed
 
 from hf_ebm.cli.train import OBJECTIVES
@@ -27,6 +26,7 @@ from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 
