@@ -38,6 +38,7 @@ out = model.generate(
     seed=args.seed,
     extra_energies=[(1.0, says_it), (2.0, times_avoided_word)],  # weights: the target is exp(-(E + f + 2 g))
 )
+print(f"{args.text} with {args.must_say!r}, and rather without {args.avoid!r}")
 texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
 for energy, text in sorted(zip(out.energies[:, -1].tolist(), texts, strict=True)):
     print(f"{energy:7.2f}  {text}")

@@ -35,7 +35,7 @@ def load_embedded(energy: str = "local", **kwargs: Any) -> tuple[EnergyModel, Pr
     """The embedded masked language model as an `EnergyModel`, with its tokenizer.
 
     Args:
-        energy: `"local"` or `"raw"`.
+        energy: one of `hf_ebm.scoring.energies.ENERGIES`.
         kwargs: for `EnergyModel.from_pretrained`; the dtype is float32 unless given (the weights are stored in half).
 
     Returns:
@@ -107,7 +107,7 @@ def load_embedded_pronunciation(
     Args:
         kind: `"masked"` (letters and phonemes in one row) or `"encoder_decoder"` (of BART's shape: the letters in the
             encoder; its decoder is causal, so a phoneme's conditional depends on those before it alone).
-        energy: `"local"` or `"raw"`.
+        energy: one of `hf_ebm.scoring.energies.ENERGIES`.
 
     Returns:
         `(model, tokenizer, length_model)`, in float32.

@@ -152,12 +152,15 @@ class BlockProposal(NamedTuple):
         """Proposes new tokens for one block per chain.
 
         Args:
-            ids: (n, T) current tokens.
+            ids: (n, T) current tokens; n may be 0.
             chains: (n,) which chains of the target they are.
             positions: (n, b) columns of the block in filling order, short blocks padded by repeating the last.
             size: (n,) how many of them count, at least 1.
             uniforms: (n, b) numbers in [0, 1), float64.
         """
+        if not len(chains):
+            nothing = torch.zeros(0, dtype=torch.float64, device=ids.device)
+            return Proposed(ids, nothing, nothing, torch.zeros_like(ids, dtype=torch.bool), ids.double())
         return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.distribution)
 
 

@@ -12,9 +12,10 @@ import hf_ebm
 from hf_ebm import ChainGenerationConfig
 from hf_ebm.exact import enumerate_distribution
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, Layout, Order
-from hf_ebm.sampling.kernels import KERNELS, Kernel, StepInfo
-from hf_ebm.sampling.proposals import FILLS, Fill, Proposed
+from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
+from hf_ebm.sampling.proposals import FILLS, BlockProposal, Fill, ProposalDistribution, Proposed
 from hf_ebm.sampling.sampler import ChainKey, epoch_steps
+from hf_ebm.sampling.target import Target
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS, Decoder, WarmStart
 from hf_ebm.scoring.energies import ENERGIES, Energy
 from tests.cli.conftest import run
@@ -202,10 +203,29 @@ def test_an_entry_is_told_of(toys, capsys):
         assert made.settings() == ChainGenerationConfig.from_dict(made.to_dict()).settings() == {kind: table.name}
 
 
-def test_the_guide_has_every_entry():
-    guide = (Path(hf_ebm.__file__).parents[1] / "docs" / "guides" / "sampling.md").read_text(encoding="utf-8")
-    for name, entry in (KERNELS | DECODERS | ENERGIES).items():
-        assert f'| `"{name}"` | {entry.about} |' in guide
+@pytest.mark.parametrize("name", KERNELS | DECODERS | ENERGIES)
+def test_the_guide_has_every_entry(name):
+    guide = Path(hf_ebm.__file__).parents[1] / "docs" / "guides" / "sampling.md"
+    row = f'| `"{name}"` | {(KERNELS | DECODERS | ENERGIES)[name].about} |'
+    assert row in guide.read_text(encoding="utf-8"), f"{guide} needs the row {row}"
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_step_without_blocks_leaves_every_chain_alone(kernel, fill):
+    model = tiny_energy_model()
+    ids, support = torch.tensor([[1, 5, 6, 2], [1, 7, 7, 2]]), torch.zeros(9, dtype=torch.bool)
+    support[WORDS] = True
+    free = torch.tensor([[False, True, True, False]] * 2)
+    bounds = torch.zeros(2, dtype=torch.long), torch.full((2,), 4)
+    target = Target(model.masked_batch_runner(), model.config.energy, free, *bounds, support)
+    state = target.state(ids)
+    numbers = torch.rand(2, 2, dtype=torch.float64)
+    nothing = StepBlock(torch.ones(2, 2, dtype=torch.long), torch.zeros(2, dtype=torch.long), numbers, numbers)
+    proposal = BlockProposal(ProposalDistribution([], support, 0.0, False), fill)
+    new, info = KERNELS[kernel].step(state, nothing, target, proposal)
+    assert all(torch.equal(own, old) for own, old in zip(new, state, strict=True))
+    assert not any(part.any() for part in info)
 
 
 def test_the_page_offers_every_kernel(toys):
