@@ -8,6 +8,8 @@ from hf_ebm.models.autoregressive_product import ProductLM
 from tests.causal_families import tiny_causal
 from tests.models.residual_models import PREFIX, exact_log_probs, toy_lm
 
+pytestmark = pytest.mark.slow
+
 
 def product() -> ProductLM:
     return ProductLM(toy_lm(), toy_lm(seed=3)).eval()

@@ -25,6 +25,8 @@ from tests.models.residual_models import (
 )
 from tests.models.tokenizers_for_tests import small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_energies_equal_a_loop_over_rows_without_padding(family):

@@ -25,6 +25,8 @@ from tests.models.residual_models import (
 )
 from tests.models.tokenizers_for_tests import small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {"prefix_ids": [0, 3, 4], "continuation_ids": [5, 4, 3], "negatives": [[4, END]]},
     {"prefix_ids": [0], "continuation_ids": [END], "negatives": [[3, 3, 3]]},

@@ -23,6 +23,8 @@ from tests.test_encoders import encoded_rows, error
 from tests.trainers.test_mgs import greedy_predictions
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "minimum risk": (MinimumRiskTrainer, MinimumRiskConfig, {"sharpness": 0.7}),
     "minimum risk, mixed": (

@@ -5,6 +5,8 @@ import torch
 
 from tests.trainers.test_trainers import rows, trainer_of
 
+pytestmark = pytest.mark.slow
+
 UNUSED = "schedule_unit='percent'"
 
 

@@ -18,6 +18,8 @@ from tests.causal_families import collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import FAMILIES, _bart, tiny_seq2seq
 from tests.trainers.test_trainers import KINDS, ONE_STEP, collate, rows
 
+pytestmark = pytest.mark.slow
+
 ON_COSTS = {
     "mgs": (MGSTrainer, MGSConfig, {}),
     "risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),

@@ -11,6 +11,8 @@ from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs, test_sampled_risk, test_trainers
 from tests.trainers.test_trainers import collate, rows
 
+pytestmark = pytest.mark.slow
+
 TOKEN_LOSSES = test_trainers.KINDS
 ROW_LOSSES = ("mgs", "minimum risk, mixed", "self-critical", "running mean, mixed")
 FAMILIES = [
