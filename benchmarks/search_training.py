@@ -20,8 +20,8 @@ from benchmarks.common import begin_timing, medians, print_table
 from hf_ebm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.objectives.losses import cross_entropy_sum
-from hf_ebm.relaxations.soft_argmax import INPUTS
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, relaxed_beam_search
+from hf_ebm.relaxations.soft_choices import INPUTS
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
 

@@ -32,6 +32,9 @@ OLD = {
     "hf_ebm.objectives.parameter_search": ("draw_candidates", "hf_ebm.objectives.mgs"),
     "hf_ebm.objectives.sequence_risk": ("minimum_risk", "hf_ebm.objectives.losses"),
     "hf_ebm.objectives.token_losses": ("cross_entropy_sum", "hf_ebm.objectives.losses"),
+    "hf_ebm.relaxations.decoder_state": ("DecoderState", "hf_ebm.relaxations.stepwise"),
+    "hf_ebm.relaxations.soft_argmax": ("token_weights", "hf_ebm.relaxations.soft_choices"),
+    "hf_ebm.relaxations.soft_top_k": ("soft_top_k", "hf_ebm.relaxations.soft_choices"),
     "hf_ebm.trainers.sampled_risk": ("SampledRiskConfig", "hf_ebm.trainers.task_loss"),
     "hf_ebm.trainers.self_normalized": ("SelfNormalizedTrainer", "hf_ebm.trainers.seq2seq"),
 }

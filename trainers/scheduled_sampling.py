@@ -16,7 +16,7 @@ from hf_ebm.objectives.schedules import (
     teacher_forcing_probability,
 )
 from hf_ebm.publishing import citations
-from hf_ebm.relaxations.soft_argmax import INPUTS, token_weights
+from hf_ebm.relaxations.soft_choices import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.seq2seq import Seq2SeqObjectiveTrainer
@@ -140,7 +140,7 @@ def scheduled_sampling_logits(
     Args:
         inputs: a batch of the model, with `labels` (B, T).
         use_gold: bool, (B, T); its first column is not used, as the first input is the start token.
-        model_inputs: one of `hf_ebm.relaxations.soft_argmax.INPUTS`.
+        model_inputs: one of `hf_ebm.relaxations.soft_choices.INPUTS`.
         model: see `StepwiseDecoder.begin`.
     """
     labels = inputs["labels"]

@@ -21,11 +21,11 @@ from hf_ebm.checks import check_choice
 from hf_ebm.objectives.costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.plain_values import as_whole, number
-from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
+from hf_ebm.relaxations.soft_choices import SoftSelection, soft_top_k
 from hf_ebm.renamed import renamed_attributes
 
 if TYPE_CHECKING:
-    from hf_ebm.relaxations.decoder_state import DecoderState
+    from hf_ebm.relaxations.stepwise import DecoderState
 
 Result = TypeVar("Result")
 NORMALIZATIONS = ("local", "global")

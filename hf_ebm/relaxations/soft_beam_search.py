@@ -10,7 +10,7 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput
 
 from hf_ebm.plain_values import whole
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, step_scores
-from hf_ebm.relaxations.soft_top_k import SoftSelection, soft_top_k
+from hf_ebm.relaxations.soft_choices import SoftSelection, soft_top_k
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 
 # Score of what cannot be selected: finite, so that differences are, and below any score of a model.

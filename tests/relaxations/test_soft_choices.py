@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_ebm.relaxations.soft_argmax import gumbel_noise, token_weights
-from hf_ebm.relaxations.soft_top_k import soft_top_k
+from hf_ebm.relaxations.soft_choices import gumbel_noise, soft_top_k, token_weights
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
