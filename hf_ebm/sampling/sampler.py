@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import shown
 from hf_ebm.memory import check_fits
-from hf_ebm.random_state import generator_of
+from hf_ebm.random_state import generator_of, uniforms_of
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
@@ -194,12 +194,12 @@ def epoch_steps(
     """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
     columns = free.cpu().numpy()
     counts = columns.sum(1)
-    draws = [
-        chain_generator(config.seed, *key, EPOCH, epoch).random(5 * count + 1)
-        for key, count in zip(keys, counts, strict=True)
-    ]
-    table = np.concatenate([own[:-1].reshape(5, -1) for own in draws], axis=1)
-    offsets = np.array([own[-1] for own in draws])
+    draws = uniforms_of(config.seed, np.array([(*key, EPOCH, epoch) for key in keys]), 5 * int(counts.max()) + 1)
+    # Five numbers for each free position of a chain, kind by kind, and one more for the chain.
+    chain, column = columns.nonzero()
+    place = columns.cumsum(1)[chain, column] - 1
+    table = draws[chain, np.arange(5)[:, None] * counts[chain] + place]
+    offsets = draws[np.arange(len(keys)), 5 * counts]
     layout, order = LAYOUTS[config.block_layout], ORDERS[config.order]
     blocks = epoch_blocks(columns, size, layout, order, table[:2], offsets)
     # A chain takes its numbers for tokens in the order of its visits, those for acceptance in the order of its steps.
