@@ -23,7 +23,7 @@ from hf_ebm.objectives.losses import cross_entropy_sum
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, relaxed_beam_search
 from hf_ebm.relaxations.soft_choices import INPUTS
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
-from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
+from hf_ebm.trainers.stepwise import scheduled_sampling_logits
 
 BEAMS = (1, 2, 3, 5)
 

@@ -35,7 +35,11 @@ OLD = {
     "hf_ebm.relaxations.decoder_state": ("DecoderState", "hf_ebm.relaxations.stepwise"),
     "hf_ebm.relaxations.soft_argmax": ("token_weights", "hf_ebm.relaxations.soft_choices"),
     "hf_ebm.relaxations.soft_top_k": ("soft_top_k", "hf_ebm.relaxations.soft_choices"),
-    "hf_ebm.trainers.sampled_risk": ("SampledRiskConfig", "hf_ebm.trainers.task_loss"),
+    "hf_ebm.trainers.decoding_trial": ("decodes_as_scored", "hf_ebm.trainers.sequence_pairs"),
+    "hf_ebm.trainers.labels": ("check_labels", "hf_ebm.trainers.batches"),
+    "hf_ebm.trainers.minimum_risk": ("MinimumRiskConfig", "hf_ebm.trainers.sampled_risk"),
+    "hf_ebm.trainers.policy_gradient": ("RunningMean", "hf_ebm.trainers.sampled_risk"),
+    "hf_ebm.trainers.scheduled_sampling": ("scheduled_sampling_logits", "hf_ebm.trainers.stepwise"),
     "hf_ebm.trainers.self_normalized": ("SelfNormalizedTrainer", "hf_ebm.trainers.seq2seq"),
 }
 

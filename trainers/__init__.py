@@ -1,10 +1,11 @@
 """Trainer subclasses with search-aware and energy objectives, imported as `hf_ebm.trainers`.
 
-- `objective`: the base of all, of which `labels` and `publishing` hold functions; `seq2seq`: the base of those of
+- `objective`: the base of all, of which `batches` and `publishing` hold functions; `seq2seq`: the base of those of
   sequence-to-sequence models, with `CrossEntropyTrainer` and `SelfNormalizedTrainer`;
-- `scheduled_sampling`, `soft_beam`: trainers that decode step by step, as `stepwise` says;
-- `mgs`, `minimum_risk`, `policy_gradient`: trainers for a cost of decoded sequences, of sequence-to-sequence and causal
-  models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the batches of `sequence_pairs`;
+- `stepwise`: trainers that decode step by step, with `ScheduledSamplingTrainer`; `soft_beam` is one of them;
+- `mgs`, `sampled_risk` (minimum risk, policy gradient): trainers for a cost of decoded sequences, of
+  sequence-to-sequence and causal models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the
+  batches of `sequence_pairs`;
 - `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies, and
   `energy_rows`, which of its rows can be trained on;
 - `scorer_cost`: the cost of a sequence under another model.
@@ -16,10 +17,13 @@ if __name__ == "trainers":
 from hf_ebm.renamed import rename_modules, renamed_attributes
 from hf_ebm.trainers.energy import EnergyTrainer, EnergyTrainingConfig
 from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
-from hf_ebm.trainers.minimum_risk import MinimumRiskConfig, MinimumRiskTrainer
-from hf_ebm.trainers.policy_gradient import PolicyGradientConfig, PolicyGradientTrainer
 from hf_ebm.trainers.residual_nce import ResidualNCEConfig, ResidualNCETrainer
-from hf_ebm.trainers.scheduled_sampling import ScheduledSamplingConfig, ScheduledSamplingTrainer
+from hf_ebm.trainers.sampled_risk import (
+    MinimumRiskConfig,
+    MinimumRiskTrainer,
+    PolicyGradientConfig,
+    PolicyGradientTrainer,
+)
 from hf_ebm.trainers.seq2seq import (
     CrossEntropyConfig,
     CrossEntropyTrainer,
@@ -28,6 +32,7 @@ from hf_ebm.trainers.seq2seq import (
     Seq2SeqObjectiveTrainer,
 )
 from hf_ebm.trainers.soft_beam import SoftBeamConfig, SoftBeamTrainer
+from hf_ebm.trainers.stepwise import ScheduledSamplingConfig, ScheduledSamplingTrainer
 
 __all__ = [
     "CrossEntropyConfig",
@@ -54,4 +59,14 @@ __all__ = [
 __getattr__ = renamed_attributes(
     __name__, {"SearchAwareConfig": "CrossEntropyConfig", "SearchAwareTrainer": "Seq2SeqObjectiveTrainer"}
 )
-rename_modules(__name__, {"sampled_risk": "hf_ebm.trainers.task_loss", "self_normalized": "hf_ebm.trainers.seq2seq"})
+rename_modules(
+    __name__,
+    {
+        "decoding_trial": f"{__name__}.sequence_pairs",
+        "labels": f"{__name__}.batches",
+        "minimum_risk": f"{__name__}.sampled_risk",
+        "policy_gradient": f"{__name__}.sampled_risk",
+        "scheduled_sampling": f"{__name__}.stepwise",
+        "self_normalized": f"{__name__}.seq2seq",
+    },
+)

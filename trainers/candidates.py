@@ -18,18 +18,18 @@ from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
-from hf_ebm.trainers.decoding_trial import decodes_as_scored
-from hf_ebm.trainers.labels import COLUMNS, check_logits_fit, columns_at
-from hf_ebm.trainers.objective import ObjectiveTrainer
-from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
-from hf_ebm.trainers.sequence_pairs import (
+from hf_ebm.trainers.batches import (
+    COLUMNS,
     DEFAULT_LENGTH,
-    RuledOutTokens,
-    SequencePairs,
+    check_logits_fit,
+    columns_at,
     decoding_length,
     length_terms,
     new_token_limit,
 )
+from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
+from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decodes_as_scored
 
 logger = logging.get_logger(__name__)
 

@@ -19,19 +19,22 @@ from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, log_normalizers, num_tokens
 from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
-from hf_ebm.trainers.labels import (
+from hf_ebm.trainers.batches import (
+    DEFAULT_LENGTH,
     MUST_HAVE_TARGET,
     check_labels,
     check_logits_fit,
     check_positions,
     columns_apart,
+    encoder_inputs,
     given_inputs,
+    length_terms,
+    new_token_limit,
     padded_metrics,
     padded_predictions,
     without_columns,
 )
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
-from hf_ebm.trainers.sequence_pairs import DEFAULT_LENGTH, encoder_inputs, length_terms, new_token_limit
 
 
 @dataclass

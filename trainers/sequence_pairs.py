@@ -1,10 +1,15 @@
-"""A batch of inputs and targets, alike for encoder-decoders and for causal models: decode, score, teacher-force."""
+"""A batch of inputs and targets, alike for encoder-decoders and for causal models: decode, score, teacher-force.
+
+`decodes_as_scored` tries on a few tokens whether a model decodes as it is scored. Lists of families would have to be
+kept: some take positions from the mask, some from the pad token, some from neither, and some keep a state that padding
+goes into.
+"""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,8 +18,8 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_ebm.encoders import encoded_once
-from hf_ebm.model_facts import special_ids
+from hf_ebm.encoders import encoded_once, encodes_ids, made_up_states
+from hf_ebm.model_facts import num_outputs, special_ids
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept, without_adapters
 from hf_ebm.models.energy.inputs import input_names
 from hf_ebm.objectives.completions import (
@@ -25,52 +30,9 @@ from hf_ebm.objectives.completions import (
     sequence_log_probs,
     split_completions,
 )
-from hf_ebm.objectives.losses import IGNORED
-from hf_ebm.trainers.labels import COLUMNS
-
-DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
-_NOT_ENCODED = (COLUMNS, "labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
-
-
-def encoder_inputs(inputs: dict) -> dict:
-    """A batch without its labels, what collators make of them, and columns that aren't the model's."""
-    return {name: value for name, value in inputs.items() if name not in _NOT_ENCODED}
-
-
-def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
-    """The most tokens that are decoded for a batch: `ratio` times its longest target; 0 if it has none."""
-    return math.ceil(ratio * max(map(len, targets)))
-
-
-def new_token_limit(config: GenerationConfig, start: int) -> int | None:
-    """The most tokens that a generation config allows behind `start` tokens, as `generate` counts; None for any."""
-    if config.max_new_tokens is not None:  # which goes before, in `generate` as well
-        return config.max_new_tokens
-    return None if config.max_length is None else config.max_length - start
-
-
-def length_terms(
-    sequences: Sequence[torch.Tensor], end_ids: Sequence[int], config: GenerationConfig
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What is logged of sequences decoded up to `max_new_tokens`: their mean length, and the share that was cut off.
-
-    A sequence is cut off that is as long as it may be and doesn't end, or ends there as the configuration forces it to.
-    """
-    device = sequences[0].device
-    lengths = torch.tensor([len(ids) for ids in sequences], device=device)
-    last = torch.stack([ids[-1] for ids in sequences])
-    ended = torch.isin(last, last.new_tensor(list(end_ids)))
-    cut = (lengths == config.max_new_tokens) & (~ended | (config.forced_eos_token_id is not None))
-    count = torch.tensor(len(sequences), device=device)
-    return {"decoded_length": (lengths.sum(), count), "cut_share": (cut.sum(), count)}
-
-
-def num_rows(inputs: dict) -> int:
-    """Rows of a batch, whatever is encoded."""
-    if inputs.get("labels") is not None:
-        return len(inputs["labels"])
-    tensors = [value for value in inputs.values() if torch.is_tensor(value) and value.dim()]
-    return len(tensors[0])
+from hf_ebm.objectives.losses import IGNORED, at_least_float32
+from hf_ebm.random_state import seeded
+from hf_ebm.trainers.batches import encoder_inputs, num_rows
 
 
 def _start_token_id(model: PreTrainedModel) -> int:
@@ -291,3 +253,77 @@ class CausalPairs(SequencePairs):
         ids, mask = pad_left([self.prompts[row] for row in rows], self.pad_id)
         inputs = {"input_ids": ids, "attention_mask": mask}
         return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, ids.shape[1] :]
+
+
+class _GivenTokens(RuledOutTokens):
+    """Makes `generate` take tokens in an order of its own, and notes the log probability of every token."""
+
+    def __init__(self, never: Sequence[int]) -> None:
+        super().__init__(never)
+        self.log_probs: list[list[torch.Tensor]] = []  # (N, V) for each step of each call
+
+    def begin(self, samples: Sequence[int]) -> None:
+        super().begin(samples)
+        self.log_probs.append([])
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        log_probs = at_least_float32(super().__call__(input_ids, scores)).log_softmax(-1)
+        rows, ids = (torch.arange(length, device=scores.device) for length in scores.shape)
+        ranks = (ids * 7919 + rows[:, None] * 31 + len(self.log_probs[-1])) % len(ids)  # others in every row and step
+        self.log_probs[-1].append(log_probs)
+        taken = ranks.masked_fill(log_probs.exp() == 0, -1).argmax(1, keepdim=True)
+        return torch.full_like(scores, -torch.inf).scatter(1, taken, 0.0)
+
+    def of_sequences(self, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The log probability of each sequence while it was decoded, (N,)."""
+        found = torch.zeros(len(sequences))
+        for (samples, _), steps in zip(self.calls, self.log_probs, strict=True):
+            for at, sample in enumerate(samples):
+                found[sample] = sum(float(step[at, id]) for step, id in zip(steps, sequences[sample], strict=False))
+        return found
+
+
+def decodes_as_scored(
+    model: PreTrainedModel, pad_id: int, end_ids: Sequence[int], *, by_length: bool = False, limit: int | None = None
+) -> bool:
+    """Whether tokens have the probabilities in `decode` that they have in `log_probs`, in rows of unequal length.
+
+    Found out by decoding a few given tokens. Where they differ, the model takes positions from padding or from its
+    cache, or keeps a state that padding goes into.
+
+    Args:
+        by_length: as the attribute of `SequencePairs`.
+        limit: the most tokens of a row.
+
+    Raises:
+        ValueError: for a model that can't be tried.
+    """
+    ids_apart = (id for id in range(num_outputs(model)) if id not in (pad_id, *end_ids))
+    usable = list(islice(ids_apart, 5)) or [pad_id]
+    length = 9 if limit is None else min(9, limit)
+    steps = max(1, length // 2)
+    row = torch.tensor([usable[at % len(usable)] for at in range(max(1, length - steps))], device=model.device)
+    ids, mask = pad_right([row, row[len(row) // 2 :]], pad_id)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    if not encodes_ids(model):
+        inputs = {"encoder_outputs": made_up_states(model, 2)}
+    if model.config.is_encoder_decoder:
+        inputs["labels"] = row[:1].repeat(2, 2)
+    pairs = SequencePairs.of(model, inputs, pad_id, end_ids)
+    pairs.by_length = by_length
+    config = GenerationConfig(
+        do_sample=True, top_k=0, max_new_tokens=steps, pad_token_id=pad_id, eos_token_id=list(end_ids), use_cache=True
+    )
+    given = _GivenTokens([pad_id, *end_ids])
+    try:
+        with seeded(0, model.device), torch.no_grad(), evaluation_mode(model), state_kept(model):
+            samples = pairs.decode(model, config, 2, given)  # so that also rows of one length stand beside others
+            sequences = [ids for found in samples for ids in found]
+            scored = pairs.log_probs(model, [0, 0, 1, 1], sequences, given.of(samples))
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # of the model's own code
+        raise ValueError(f"model: {type(model).__name__} can't be decoded and scored here: {error}") from error
+    # A thousandth, as GPUs may compute float32 as TF32; families that differ were off by two thousandths and more.
+    allowed = max(torch.finfo(model.dtype).eps ** 0.6, 1e-3) * float(scored.abs().max())
+    return float((given.of_sequences(sequences) - scored.cpu()).abs().max()) <= allowed

@@ -25,17 +25,17 @@ from hf_ebm.relaxations.soft_beam import (
     relaxed_beam_search,
 )
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-from hf_ebm.trainers.labels import (
+from hf_ebm.trainers.batches import (
     COLUMNS,
     check_columns,
     check_labels,
     check_logits_fit,
     check_positions,
+    encoder_inputs,
     without_columns,
 )
 from hf_ebm.trainers.objective import LossTerms, StockArguments, takes_stock_arguments
 from hf_ebm.trainers.seq2seq import Seq2SeqObjectiveTrainer
-from hf_ebm.trainers.sequence_pairs import encoder_inputs
 from hf_ebm.trainers.stepwise import Steps, StepwiseConfig, check_decodes_stepwise
 
 LOSSES = ("direct", "hinge")

@@ -25,8 +25,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.plain_values import as_number, as_whole
-from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder, TaskLossConfig
-from hf_ebm.trainers.labels import (
+from hf_ebm.trainers.batches import (
     MUST_HAVE_TARGET,
     check_columns,
     check_labels,
@@ -35,11 +34,13 @@ from hf_ebm.trainers.labels import (
     check_positions,
     columns_apart,
     given_inputs,
+    num_rows,
     padded_metrics,
     padded_predictions,
 )
+from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder, TaskLossConfig
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
-from hf_ebm.trainers.sequence_pairs import SequencePairs, num_rows
+from hf_ebm.trainers.sequence_pairs import SequencePairs
 
 
 @dataclass

@@ -14,7 +14,7 @@ from benchmarks.reproduction.experiment_cache import ExperimentCache, RunConfig,
 from benchmarks.reproduction.report import pyplot_without_display, save_figure
 from hf_ebm.objectives.losses import cross_entropy_sum
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
-from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
+from hf_ebm.trainers.stepwise import scheduled_sampling_logits
 
 ALPHAS = (1.0, 5.0, 20.0)
 

@@ -18,7 +18,7 @@ from hf_ebm.trainers import (
     PolicyGradientConfig,
     PolicyGradientTrainer,
 )
-from hf_ebm.trainers.decoding_trial import decodes_as_scored
+from hf_ebm.trainers.sequence_pairs import decodes_as_scored
 from tests.causal_families import CAUSAL, END, PAD, V, collate_right, completion_rows, tiny_causal
 from tests.module_state import state_of
 from tests.seq2seq_families import tiny_seq2seq

@@ -16,7 +16,7 @@ from hf_ebm.trainers import (
     PolicyGradientTrainer,
     sequence_pairs,
 )
-from hf_ebm.trainers.minimum_risk import distinct
+from hf_ebm.trainers.sampled_risk import distinct
 from tests.causal_families import END, PAD, V, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.test_encoders import encoded_rows, error

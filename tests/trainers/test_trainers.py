@@ -21,7 +21,7 @@ from hf_ebm.trainers import (
     SoftBeamConfig,
     SoftBeamTrainer,
 )
-from hf_ebm.trainers.scheduled_sampling import scheduled_sampling_logits
+from hf_ebm.trainers.stepwise import scheduled_sampling_logits
 from tests.seq2seq_families import seq2seq_batch, tiny_seq2seq
 
 KINDS = {

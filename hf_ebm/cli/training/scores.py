@@ -16,8 +16,8 @@ from hf_ebm.model_facts import generation_limit, max_length, num_outputs
 from hf_ebm.model_modes import without_adapters
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import COSTS
+from hf_ebm.trainers.batches import decoding_length, new_token_limit
 from hf_ebm.trainers.scorer_cost import ScorerCost
-from hf_ebm.trainers.sequence_pairs import decoding_length, new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
 TAGGING, TRANSCRIPTION = (

@@ -1,14 +1,15 @@
-"""Batches with labels, alike for all trainers of models that generate: columns apart, checks, predictions, ids."""
+"""Batches of models that generate, alike for their trainers: columns apart, checks, predictions, lengths decoded."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import EvalPrediction, PreTrainedModel, Trainer
+from transformers import EvalPrediction, GenerationConfig, PreTrainedModel, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.memory import check_fits, logit_bytes
@@ -18,6 +19,8 @@ from hf_ebm.objectives.losses import IGNORED
 
 COLUMNS = "columns"  # where those of a data set that the model doesn't take are in a batch: values of all rows by name
 MUST_HAVE_TARGET = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
+DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
+_NOT_ENCODED = (COLUMNS, "labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 
 
 class ColumnsApart:
@@ -207,3 +210,44 @@ def without_ignored(predictions: Any, pad_id: int) -> Any:
     if predictions is not None:
         predictions[predictions == IGNORED] = pad_id
     return predictions
+
+
+def encoder_inputs(inputs: dict) -> dict:
+    """A batch without its labels, what collators make of them, and columns that aren't the model's."""
+    return {name: value for name, value in inputs.items() if name not in _NOT_ENCODED}
+
+
+def decoding_length(targets: Sequence[Sized], ratio: float) -> int:
+    """The most tokens that are decoded for a batch: `ratio` times its longest target; 0 if it has none."""
+    return math.ceil(ratio * max(map(len, targets)))
+
+
+def new_token_limit(config: GenerationConfig, start: int) -> int | None:
+    """The most tokens that a generation config allows behind `start` tokens, as `generate` counts; None for any."""
+    if config.max_new_tokens is not None:  # which goes before, in `generate` as well
+        return config.max_new_tokens
+    return None if config.max_length is None else config.max_length - start
+
+
+def length_terms(
+    sequences: Sequence[torch.Tensor], end_ids: Sequence[int], config: GenerationConfig
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What is logged of sequences decoded up to `max_new_tokens`: their mean length, and the share that was cut off.
+
+    A sequence is cut off that is as long as it may be and doesn't end, or ends there as the configuration forces it to.
+    """
+    device = sequences[0].device
+    lengths = torch.tensor([len(ids) for ids in sequences], device=device)
+    last = torch.stack([ids[-1] for ids in sequences])
+    ended = torch.isin(last, last.new_tensor(list(end_ids)))
+    cut = (lengths == config.max_new_tokens) & (~ended | (config.forced_eos_token_id is not None))
+    count = torch.tensor(len(sequences), device=device)
+    return {"decoded_length": (lengths.sum(), count), "cut_share": (cut.sum(), count)}
+
+
+def num_rows(inputs: dict) -> int:
+    """Rows of a batch, whatever is encoded."""
+    if inputs.get("labels") is not None:
+        return len(inputs["labels"])
+    tensors = [value for value in inputs.values() if torch.is_tensor(value) and value.dim()]
+    return len(tensors[0])
