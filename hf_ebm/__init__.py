@@ -41,4 +41,6 @@ else:
 
 
 registration.announce()
-rename_modules(__name__, {"unknown_tokens": "hf_ebm.texts", "vocabulary": "hf_ebm.model_facts"})
+_RUNTIME = ("files", "memory", "processes")
+_MOVED = {"plain_values": "checks", "unknown_tokens": "texts", "vocabulary": "model_facts"}
+rename_modules(__name__, {old: f"hf_ebm.{new}" for old, new in (_MOVED | dict.fromkeys(_RUNTIME, "runtime")).items()})

@@ -13,10 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_ebm.checks import CONVERSION_ERRORS, as_callable, as_ids, name_of, row_numbers, shown
-from hf_ebm.memory import check_fits, enumeration_bytes
-from hf_ebm.plain_values import as_number, as_whole, wholes
+from hf_ebm.checks import (
+    CONVERSION_ERRORS,
+    as_callable,
+    as_ids,
+    as_number,
+    as_whole,
+    name_of,
+    row_numbers,
+    shown,
+    wholes,
+)
 from hf_ebm.renamed import renamed_attributes
+from hf_ebm.runtime import check_fits, enumeration_bytes
 
 DEFAULT_LIMIT = 2_000_000
 

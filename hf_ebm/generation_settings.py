@@ -18,8 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_ebm.checks import as_truth, check_choice
-from hf_ebm.plain_values import as_number, as_whole
+from hf_ebm.checks import as_number, as_truth, as_whole, check_choice
 
 if TYPE_CHECKING:
     from typing import Self

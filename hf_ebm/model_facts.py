@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
+from hf_ebm.checks import as_whole, whole
 from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.plain_values import as_whole, whole
 
 _NAME = "max_sequence_length"  # the field of configurations that overrides
 # Where configurations say how long a decoder's sequence may be: nearly all, LED, those of speech.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_ebm.plain_values import as_whole
+from hf_ebm.checks import as_whole
 from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.checks import as_callable, as_string, check_choice, check_methods, name_of, row_numbers, shown
-from hf_ebm.plain_values import as_path
+from hf_ebm.checks import as_callable, as_path, as_string, check_choice, check_methods, name_of, row_numbers, shown
 
 logger = logging.get_logger(__name__)
 

@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from hf_ebm import enumerate_distribution, memory
-from hf_ebm.memory import machine_memory
+from hf_ebm import enumerate_distribution, runtime
 from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
 from hf_ebm.models.residual.perplexity import position_log_probs, residual_perplexity
+from hf_ebm.runtime import machine_memory
 from hf_ebm.trainers import (
     EnergyTrainer,
     EnergyTrainingConfig,
@@ -32,7 +32,7 @@ def test_memory_is_that_of_the_machine_or_its_container(tmp_path, monkeypatch):
     with open("/proc/meminfo") as file:
         found = re.search(r"MemTotal: +(\d+) kB", file.read())
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "_CONTAINER_LIMIT", limit)
+    monkeypatch.setattr(runtime, "_CONTAINER_LIMIT", limit)
     assert machine_memory() == 1024 * int(found.group(1))
     for text, expected in (("max\n", machine_memory()), (f"{2**62}\n", machine_memory()), (f"{2**20}\n", 2**20)):
         limit.write_text(text)
@@ -45,9 +45,9 @@ def test_the_estimate_is_what_a_run_keeps(monkeypatch, tmp_path):
     out = model.generate(**settings, save_state_to=tmp_path)
     kept = sum(values.nbytes for values in (out.samples, out.energies, *out.trace))
     special = 8 * 2 * out.energies.numel()  # [CLS] and [SEP] of each sample
-    monkeypatch.setattr(memory, "machine_memory", lambda: kept - special)
+    monkeypatch.setattr(runtime, "machine_memory", lambda: kept - special)
     model.generate(**settings)
-    monkeypatch.setattr(memory, "machine_memory", lambda: kept - special - 1)
+    monkeypatch.setattr(runtime, "machine_memory", lambda: kept - special - 1)
     with pytest.raises(ValueError, match=f"num_chains.*6 chains of 3 tokens keep 3 samples each.*{REFUSED}"):
         model.generate(**settings)
     with pytest.raises(ValueError, match=f"num_epochs.*keep 3 samples each of 7 epochs.*{REFUSED}"):
@@ -130,7 +130,7 @@ def test_a_stride_beyond_a_length_is_that_length():
 
 def test_enumeration(tmp_path):
     exact = enumerate_distribution(lambda ids: ids.sum(1).double(), range(3), 4)
-    assert memory.enumeration_bytes(81, 4) == 3 * exact.sequences.nbytes + 3 * exact.energy.nbytes
+    assert runtime.enumeration_bytes(81, 4) == 3 * exact.sequences.nbytes + 3 * exact.energy.nbytes
     with pytest.raises(ValueError, match=rf"tokens, length: 10\^13 sequences take.*{REFUSED}"):
         enumerate_distribution(lambda ids: ids.sum(1), range(10), 13, limit=10**14)
     config = EnergyTrainingConfig(str(tmp_path), objective="mle", enumeration_limit=10**30, report_to=[], use_cpu=True)
@@ -163,11 +163,11 @@ def test_logits_of_trainers(kind, settings, sequences, tokens, named, tmp_path, 
         trainer = test_trainers.trainer_of(kind, tmp_path, tiny_seq2seq("bart"), PAIRS, **settings)
     vocab_size = trainer.model.config.vocab_size
     needed = 3 * torch.zeros(sequences, tokens, vocab_size).nbytes
-    monkeypatch.setattr(memory, "machine_memory", lambda: needed - 1)
+    monkeypatch.setattr(runtime, "machine_memory", lambda: needed - 1)
     kept = f"{sequences} sequences of {tokens} tokens for {vocab_size} ids"
     with pytest.raises(ValueError, match=f"per_device_train_batch_size, .*{named}.*: logits of {kept} .*{REFUSED}"):
         trainer.train()
     assert trainer.state.global_step == 0
-    monkeypatch.setattr(memory, "machine_memory", lambda: needed)
+    monkeypatch.setattr(runtime, "machine_memory", lambda: needed)
     trainer.train()
     assert trainer.state.global_step == 1

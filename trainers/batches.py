@@ -12,10 +12,10 @@ import torch
 from transformers import EvalPrediction, GenerationConfig, PreTrainedModel, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_facts import num_outputs, target_length
 from hf_ebm.objectives.costs import NamedParameters
 from hf_ebm.objectives.losses import IGNORED
+from hf_ebm.runtime import check_fits, logit_bytes
 
 COLUMNS = "columns"  # where those of a data set that the model doesn't take are in a batch: values of all rows by name
 MUST_HAVE_TARGET = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
+from hf_ebm.checks import as_number
 from hf_ebm.model_facts import generation_limit, special_ids
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
-from hf_ebm.plain_values import as_number
 from hf_ebm.random_state import seeded
 from hf_ebm.trainers.batches import (
     COLUMNS,

@@ -15,7 +15,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from hf_ebm import exact
-from hf_ebm.checks import as_truth, check_choice
+from hf_ebm.checks import as_truth, as_whole, check_choice
 from hf_ebm.exact import DEFAULT_LIMIT
 from hf_ebm.model_facts import refuse_needed_inputs
 from hf_ebm.models.adapters import has_adapters, read_adapter
@@ -23,7 +23,6 @@ from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input
 from hf_ebm.objectives.losses import at_least_float32
-from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.scoring.conditionals import (
     conditional_log_probs,

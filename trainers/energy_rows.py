@@ -12,9 +12,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_ebm.memory import check_fits, enumeration_bytes
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.runtime import check_fits, enumeration_bytes
 from hf_ebm.scoring.conditionals import num_conditional_rows, num_context_rows, reads_own_token
 
 logger = logging.get_logger(__name__)

@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import check_choice, shown
-from hf_ebm.memory import check_fits
+from hf_ebm.checks import as_number, as_whole, check_choice, shown
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.mgs import (
     Candidate,
@@ -25,9 +24,9 @@ from hf_ebm.objectives.mgs import (
     perturb_,
     proposal_sums,
 )
-from hf_ebm.plain_values import as_number, as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.random_state import seeded
+from hf_ebm.runtime import check_fits
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 

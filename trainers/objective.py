@@ -27,9 +27,9 @@ from hf_ebm.checks import shown
 from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.models.probes import check_recomputes
-from hf_ebm.processes import check_joined, warn_of_fewer
 from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
+from hf_ebm.runtime import check_joined, warn_of_fewer
 from hf_ebm.trainers.batches import COLUMNS, columns_at
 from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
 

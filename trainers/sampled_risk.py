@@ -12,9 +12,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
-from hf_ebm.checks import as_truth, check_choice
+from hf_ebm.checks import as_number, as_truth, check_choice
 from hf_ebm.objectives.losses import minimum_risk, policy_gradient_loss
-from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs

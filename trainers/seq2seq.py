@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_ebm.checks import as_number
 from hf_ebm.model_facts import special_ids
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, log_normalizers, num_tokens
-from hf_ebm.plain_values import as_number
 from hf_ebm.publishing import citations
 from hf_ebm.trainers.batches import (
     DEFAULT_LENGTH,

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_ebm.checks import as_callable, as_truth, check_choice, name_of
+from hf_ebm.checks import as_callable, as_truth, as_whole, check_choice, name_of
 from hf_ebm.objectives.costs import DecomposableCost, HammingCost, NamedParameters, columns_for
 from hf_ebm.objectives.losses import num_tokens
-from hf_ebm.plain_values import as_whole
 from hf_ebm.publishing import citations
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamSettings,

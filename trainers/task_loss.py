@@ -16,15 +16,14 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
 
-from hf_ebm.checks import as_callables, shown
+from hf_ebm.checks import as_callables, as_number, as_whole, shown
 from hf_ebm.encoders import encodes_ids
-from hf_ebm.memory import check_fits
 from hf_ebm.model_facts import refuse_needed_inputs
 from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
-from hf_ebm.plain_values import as_number, as_whole
+from hf_ebm.runtime import check_fits
 from hf_ebm.trainers.batches import (
     MUST_HAVE_TARGET,
     check_columns,

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
         from transformers.utils import logging
 
-        from hf_ebm.processes import check_launch
+        from hf_ebm.runtime import check_launch
 
         if not sys.stderr.isatty():  # bars are for people
             logging.disable_progress_bar()

@@ -36,8 +36,8 @@ from hf_ebm.models.residual.candidates import (
     check_continuations_fit,
     sample_continuations,
 )
-from hf_ebm.processes import joined
 from hf_ebm.random_state import stream_seed
+from hf_ebm.runtime import joined
 
 _ADDED = {
     "row": pyarrow.int64(), **CONTINUATION_FIELDS, "negatives": pyarrow.list_(pyarrow.list_(pyarrow.int64())),

@@ -9,14 +9,13 @@ from typing import Any
 import pyarrow
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_string, shown
+from hf_ebm.checks import as_number, as_string, shown
 from hf_ebm.cli.common import ModelArguments, load_model
 from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.plain_values import as_number
 
 _ADDED = {
     "best": pyarrow.string(), "order": pyarrow.list_(pyarrow.int64()),

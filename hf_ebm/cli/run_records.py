@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.tables import Output, is_stream
-from hf_ebm.files import put_in_place
+from hf_ebm.runtime import put_in_place
 from hf_ebm.sampling.sampler import kept_samples
 
 if TYPE_CHECKING:

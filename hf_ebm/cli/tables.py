@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from hf_ebm.checks import as_string
 from hf_ebm.cli.json_lines import from_lines, to_json
-from hf_ebm.files import put_in_place
+from hf_ebm.runtime import put_in_place
 
 LINES = (".jsonl", ".ndjson", ".json")
 # What pyarrow raises for values that no column can hold, and for those of a column that Python has no value for.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from hf_ebm.plain_values import as_number, as_whole
+from hf_ebm.checks import as_number, as_whole
 
 MIN_PHONEMES, MAX_PHONEMES, MIN_VOWELS = 4, 12, 2
 MIN_LETTERS, MAX_LETTERS = 3, 14

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.plain_values import as_whole
+from hf_ebm.checks import as_whole
 
 
 def split_continuations(

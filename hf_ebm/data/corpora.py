@@ -15,7 +15,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict
 
-from hf_ebm.plain_values import as_path, as_whole
+from hf_ebm.checks import as_path, as_whole
 
 # "<url>", "</doc>", "<?xml", "<!DOCTYPE", but not "<3" or "< 5", which are text.
 _METADATA = re.compile(r"<[/?!]?[A-Za-z]")

@@ -9,8 +9,8 @@ from datasets import Column, Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from hf_ebm.checks import as_whole
 from hf_ebm.objectives.losses import IGNORED
-from hf_ebm.plain_values import as_whole
 from hf_ebm.texts import Rows, plain_ids, prompt_encoder
 
 PAD, BOS, EOS, UNK = SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")

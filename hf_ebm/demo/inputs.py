@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_string, check_choice, shown
+from hf_ebm.checks import as_string, check_choice, number, shown
 from hf_ebm.model_facts import max_length
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.plain_values import number
 from hf_ebm.sampling.configuration import sampler_names, settings_without_effect
 from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.texts import unknown_of

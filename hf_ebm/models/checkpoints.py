@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save, get_class_from_dynamic_module
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_ebm.plain_values import as_whole, wholes
+from hf_ebm.checks import as_whole, wholes
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_list, shown
+from hf_ebm.checks import as_list, as_number, listed, number, shown
 from hf_ebm.model_modes import model_output
-from hf_ebm.plain_values import as_number, listed, number
 
 
 @model_output

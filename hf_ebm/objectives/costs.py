@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from hf_ebm.checks import as_callable, as_list, check_choice, is_dense, row_numbers, shown
-from hf_ebm.plain_values import as_number
+from hf_ebm.checks import as_callable, as_list, as_number, check_choice, is_dense, row_numbers, shown
 
 # labels (B, T), vocabulary size V -> the cost of every token (B, T, V), or of any token but the label (B, T)
 DecomposableCost = Callable[[torch.Tensor, int], torch.Tensor]

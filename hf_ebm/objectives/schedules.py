@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hf_ebm.checks import check_choice
-from hf_ebm.plain_values import as_number
+from hf_ebm.checks import as_number, check_choice
 
 LARGEST_ALPHA = 1e6
 SCHEDULE_UNITS = ("epoch", "step", "percent")

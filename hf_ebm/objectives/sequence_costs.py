@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from hf_ebm.checks import name_of, shown
+from hf_ebm.checks import as_whole, name_of, shown
 from hf_ebm.objectives.costs import SequenceCost
-from hf_ebm.plain_values import as_whole
 
 Symbols = Sequence[Hashable]
 

@@ -11,12 +11,11 @@ from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import no_collate_fn
 from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, PipelineIterator
 
-from hf_ebm.checks import check_choice, shown
+from hf_ebm.checks import as_whole, check_choice, shown, whole
 from hf_ebm.models.adapters import saved_type, unwrapped
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import check_same_mask
 from hf_ebm.models.energy.token_roles import token_roles
-from hf_ebm.plain_values import as_whole, whole
 from hf_ebm.texts import UNKNOWN_TOKENS, report_unknown
 
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hf_ebm.checks import listed, number, whole
 from hf_ebm.generation_settings import GenerationSettings
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import encode_plain
@@ -23,7 +24,6 @@ from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from hf_ebm.models.residual import JointGenerationConfig, JointGenerationOutput, ResidualEnergyModel
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.pipelines.base import RowPipeline
-from hf_ebm.plain_values import listed, number, whole
 from hf_ebm.random_state import stream_seed
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput

@@ -17,7 +17,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.plain_values import number
+from hf_ebm.checks import number
 from hf_ebm.publishing import citations
 from hf_ebm.publishing.remote_code import auto_classes, is_own
 from hf_ebm.sampling.kernels import KERNELS

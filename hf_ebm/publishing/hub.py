@@ -14,7 +14,7 @@ from huggingface_hub.errors import HTTPError  # of whichever client it uses
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ADAPTER_CONFIG_NAME
 
-from hf_ebm.plain_values import as_path
+from hf_ebm.checks import as_path
 from hf_ebm.publishing.cards import model_card
 from hf_ebm.publishing.remote_code import is_own, write_remote_code
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from hf_ebm.plain_values import as_path
+from hf_ebm.checks import as_path
 
 PACKAGE = __name__.partition(".")[0]
 ENTRY = "modeling_hf_ebm"

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_whole, check_choice, number
 from hf_ebm.objectives.costs import check_costs, cost_of_tokens
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
-from hf_ebm.plain_values import as_whole, number
 from hf_ebm.relaxations.soft_choices import SoftSelection, soft_top_k
 from hf_ebm.renamed import renamed_attributes
 

@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateBeamEncoderDecoderOutput
 
-from hf_ebm.plain_values import whole
+from hf_ebm.checks import whole
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings, step_scores
 from hf_ebm.relaxations.soft_choices import SoftSelection, soft_top_k
 from hf_ebm.relaxations.stepwise import StepwiseDecoder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_ebm.checks import number, whole, wholes
 from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, setting
-from hf_ebm.plain_values import number, whole, wholes
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS
 from hf_ebm.sampling.kernels import KERNELS, targets_energy

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers.utils import logging
 
 from hf_ebm.checks import shown
-from hf_ebm.memory import check_fits
 from hf_ebm.random_state import generator_of, uniforms_of
+from hf_ebm.runtime import check_fits
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal

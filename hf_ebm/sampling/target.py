@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from hf_ebm.checks import as_callable, name_of, row_numbers, shown
-from hf_ebm.plain_values import number
+from hf_ebm.checks import as_callable, name_of, number, row_numbers, shown
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.rows import Context, Runner, Sequences

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
-from hf_ebm.memory import BYTES_PER_LOGIT
-from hf_ebm.plain_values import as_whole
+from hf_ebm.checks import as_whole
+from hf_ebm.runtime import BYTES_PER_LOGIT
 from hf_ebm.scoring.head import Pass
 from hf_ebm.scoring.rows import BadLogitsError, MaskedRows, Reducer, Sequences, in_order
 

@@ -11,7 +11,7 @@ import pytest
 from accelerate.commands.launch import launch_command, launch_command_parser
 
 import hf_ebm
-from hf_ebm import processes
+from hf_ebm import runtime
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.cli.conftest import run
 from tests.conftest import tiny_energy_model
@@ -73,7 +73,7 @@ def test_accelerate_starts_two_processes_that_know_of_each_other(options, launch
     for variables, *_ in found:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert processes.started() == 2
+        assert runtime.started() == 2
 
 
 def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, tmp_path, monkeypatch, caplog):
@@ -89,8 +89,8 @@ def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, 
     run(*sample)
     assert caplog.text.count(MESSAGE) == 1
     EnergyTrainer(tiny_energy_model(), args)  # whose command leaves it to the trainer
-    processes.check_launch("train", ("train",))
-    processes.check_launch("score", ("train",))  # which several processes don't divide
+    runtime.check_launch("train", ("train",))
+    runtime.check_launch("score", ("train",))  # which several processes don't divide
     assert caplog.text.count(MESSAGE) == 2
 
 
@@ -104,9 +104,9 @@ def test_several_processes_of_what_runs_in_one_are_refused(name, monkeypatch, ca
 
 def test_processes_that_do_not_know_of_each_other_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")  # as MPI says it; on GPUs accelerate doesn't join its processes
-    monkeypatch.setattr(processes, "PartialState", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr(runtime, "PartialState", lambda **_: SimpleNamespace(num_processes=1))
     with pytest.raises(ValueError, match="2 processes were started and do not know of each other"):
-        processes.joined("cuda")
+        runtime.joined("cuda")
     with pytest.raises(ValueError, match="on CPUs train with use_cpu=True"):
         EnergyTrainer(args=EnergyTrainingConfig(str(tmp_path)))
     assert not list(tmp_path.iterdir())

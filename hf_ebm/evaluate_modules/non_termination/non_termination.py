@@ -9,9 +9,9 @@ import datasets
 import evaluate
 import torch
 
+from hf_ebm.checks import whole, wholes
 from hf_ebm.evaluate_modules.shared import CheckedInputs, id_rows
 from hf_ebm.objectives.sequence_costs import non_termination
-from hf_ebm.plain_values import whole, wholes
 
 _DESCRIPTION = """\
 Non-termination: the share of decoded sequences of token ids that hold no end token: they were stopped by a limit on

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.checks import as_ids, as_whole_numbers, shown
+from hf_ebm.checks import as_ids, as_whole_numbers, listed, shown, wholes
 from hf_ebm.model_facts import limit_of
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, mask_id_of, padding_id
-from hf_ebm.plain_values import listed, wholes
 from hf_ebm.sampling.sampler import LENGTH, ChainKey, chain_generator, check_run_fits
 from hf_ebm.scoring.rows import Context, Sequences
 

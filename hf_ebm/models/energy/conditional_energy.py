@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import check_tokenizer, shown
+from hf_ebm.checks import check_tokenizer, shown, whole, wholes
 from hf_ebm.model_facts import Limit, limit_of, max_length, num_embeddings, refuse_needed_inputs
 from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.energy.encoding import (
@@ -25,7 +25,6 @@ from hf_ebm.models.energy.encoding import (
 )
 from hf_ebm.models.energy.inputs import by_row, is_model_input
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.plain_values import whole, wholes
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.sampler import LENGTH, chain_generator, check_run_fits

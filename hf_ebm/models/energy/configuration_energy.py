@@ -7,9 +7,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_whole, check_choice
 from hf_ebm.models.checkpoints import CompositeConfig
-from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
 

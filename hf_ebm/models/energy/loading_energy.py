@@ -17,6 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import CONFIG_NAME
 
+from hf_ebm.checks import as_text
 from hf_ebm.model_facts import vocabulary_size
 from hf_ebm.models.adapters import (
     adapter_settings,
@@ -31,7 +32,6 @@ from hf_ebm.models.checkpoints import check_trust, load_inner_code, load_whole
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import check_masked_lm_config
 from hf_ebm.models.energy.token_roles import token_roles
-from hf_ebm.plain_values import as_text
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_ebm.files import put_in_place
+from hf_ebm.checks import as_path
 from hf_ebm.models.fingerprints import checksum, model_fingerprints
-from hf_ebm.plain_values import as_path
+from hf_ebm.runtime import put_in_place
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.run import ChainRun
 from hf_ebm.sampling.sampler import check_run_fits

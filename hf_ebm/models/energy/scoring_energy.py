@@ -11,12 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_ids, as_numbers_of, check_choice, check_tokenizer, shown
+from hf_ebm.checks import as_ids, as_numbers_of, as_whole, check_choice, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.encoding import EncodedText, encode_plain, encode_texts
 from hf_ebm.models.energy.inputs import by_row, check_energy_inputs
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.plain_values import as_whole
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.scoring.variants import VARIANTS, variant_token_energies

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_ebm.checks import as_whole
 from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.inputs import zero_inputs
-from hf_ebm.plain_values import as_whole
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_ebm.checks import check_choice
-from hf_ebm.plain_values import as_number, as_whole
+from hf_ebm.checks import as_number, as_whole, check_choice
 
 ATTENTIONS = ("additive", "fixed")
 INITIAL_STATES = ("encoder", "zero")

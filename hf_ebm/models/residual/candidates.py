@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
-from hf_ebm.memory import check_fits, logit_bytes
 from hf_ebm.model_facts import num_embeddings, num_outputs
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
 from hf_ebm.models.probes import close, is_causal
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded
+from hf_ebm.runtime import check_fits, logit_bytes
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel

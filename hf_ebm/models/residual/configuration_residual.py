@@ -7,8 +7,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from hf_ebm.checks import as_whole
 from hf_ebm.models.checkpoints import CompositeConfig
-from hf_ebm.plain_values import as_whole
 
 
 class ResidualEnergyConfig(CompositeConfig):

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
-from hf_ebm.checks import check_choice
+from hf_ebm.checks import as_text, check_choice
 from hf_ebm.model_facts import num_embeddings, refuse_needed_inputs, special_ids
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, unwrapped
 from hf_ebm.models.checkpoints import check_trust, load_whole
@@ -26,7 +26,6 @@ from hf_ebm.models.probes import (
     share_parameters,
 )
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
-from hf_ebm.plain_values import as_text
 
 
 class Parts(NamedTuple):

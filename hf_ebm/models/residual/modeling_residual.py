@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_ids, as_mask, check_tokenizer, shown
+from hf_ebm.checks import as_ids, as_mask, as_text, check_tokenizer, shown
 from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import model_output, state_kept
@@ -36,7 +36,6 @@ from hf_ebm.models.residual.joined_models import (
 )
 from hf_ebm.models.residual.scoring_residual import score
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.plain_values import as_text
 
 if TYPE_CHECKING:
     from typing import Self

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_truth
+from hf_ebm.checks import as_truth, as_whole, listed
 from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.residual.candidates import (
     SamplingParameters,
@@ -31,7 +31,6 @@ from hf_ebm.objectives.partition_function import (
     log_importance_weights,
     log_partition_bounds,
 )
-from hf_ebm.plain_values import as_whole, listed
 from hf_ebm.random_state import stream_seed
 
 if TYPE_CHECKING:

@@ -1,9 +1,14 @@
-"""The processes that a launcher starts: whether they know of each other, and whether as many run as were asked for."""
+"""What a run has around it: memory for what is kept, the processes of a launcher, whole files."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
 
 import torch
 from accelerate import PartialState
@@ -11,8 +16,47 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
+BYTES_PER_LOGIT = 12  # in float32, its softmax and its gradient
+
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # Where launchers say how many processes there are, as accelerate reads them.
 _COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def check_fits(needed: int, what: str, device: torch.device | None = None) -> None:
+    """Raises `ValueError`, which begins with `what`, if `needed` bytes are more than the memory of machine or GPU."""
+    on_gpu = device is not None and device.type == "cuda"
+    there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
+    if needed > there:
+        where = "GPU" if on_gpu else "machine"
+        raise ValueError(f"{what}, {_gib(needed)} GiB or more, which is more than this {where}'s {_gib(there)} GiB")
+
+
+def logit_bytes(sequences: int, tokens: int, vocab_size: int) -> int:
+    """Of the logits of every token of some sequences, with their gradient."""
+    return sequences * tokens * vocab_size * BYTES_PER_LOGIT
+
+
+def enumeration_bytes(count: int, length: int) -> int:
+    """Of `count` enumerated sequences, while their ids are made, and of their energies."""
+    return count * (3 * length + 3) * 8
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of the container it is; the largest number where it doesn't tell."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        found = sys.maxsize
+    try:
+        limit = _CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+    except OSError:
+        return found
+    return min(found, int(limit)) if limit.isdecimal() else found
+
+
+def _gib(count: int) -> str:
+    return f"{Decimal(count) / 2**30:.3g}"
 
 
 def started() -> int:
@@ -76,3 +120,19 @@ def check_launch(command: str, divided: tuple[str, ...]) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or Transformers' arguments take each for the only one
     if command in divided and command != "train":
         warn_of_fewer()
+
+
+@contextmanager
+def put_in_place(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write a file under, which then takes the place of `path` by one rename.
+
+    A kill at any time leaves the file that was there, or the new one. After an error the new one is dropped.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
