@@ -1,16 +1,23 @@
-"""What the commands share: models by name, texts as prefixes and continuations."""
+"""What the commands share: how options are read, models by name, texts as prefixes and continuations."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from dataclasses import dataclass, field
+import re
+from argparse import Action
+from collections.abc import Iterable
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, NoReturn
 
 import pyarrow
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
+from hf_ebm.cli.help import of_parser
 from hf_ebm.cli.tables import Records, read_records
 from hf_ebm.data.continuations import split_continuations
+from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
 from hf_ebm.loading import EMBEDDED, is_residual, load_causal_model, load_energy_model, load_residual_model
 from hf_ebm.model_facts import max_length, num_embeddings, special_ids
 from hf_ebm.models.energy import EnergyModel
@@ -19,11 +26,83 @@ from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.texts import report_unknown
 
+
+def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
+    """Arguments of a command as instances of its dataclasses.
+
+    Raises:
+        ValueError: for an option that isn't there, one that is missing, and a value of another kind.
+    """
+    parser = OptionParser(dataclasses, command, description)
+    _, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ValueError(_not_there(parser, rest, command))
+    # Transformers would read further options from a file beside the program.
+    return parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+
+
+def setting_options(
+    settings: type[GenerationSettings],
+    title: str,
+    names: Iterable[str] = (),
+    helps: dict[str, str] | None = None,
+    **defaults: Any,
+) -> type:
+    """Settings of a settings class as options; one that isn't given is `None`, so that others' settings hold.
+
+    Args:
+        title: of the dataclass that is made.
+        names: of the settings; by default all.
+        helps: help of options where the setting's isn't so on the command line.
+        defaults: of options that have one of their own.
+    """
+    options = []
+    for own in settings.declared():
+        told = help_of(own).replace("`", "").replace("%", "%%")
+        if own.default is not None and own.name not in defaults:
+            told += f" Default: the model's own, or {own.default}."
+        metadata = {"help": (helps or {}).get(own.name, told)}
+        options.append((own.name, option_type(own) | None, field(default=defaults.get(own.name), metadata=metadata)))
+    made = make_dataclass("Settings", [option for option in options if option[0] in (names or settings.defaults)])
+    made.__doc__ = title
+    return made
+
+
+class OptionParser(HfArgumentParser):
+    """A parser whose errors are `ValueError`s. The help of an option may be a function that gives it."""
+
+    def __init__(self, dataclasses: list, command: str, description: str):
+        super().__init__(dataclasses, **of_parser(command, description))
+        # Before Python 3.14 it takes -1e-3 for an option.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
+
+    def add_argument(self, *names: Any, **how: Any) -> Action:
+        told = how.get("help")
+        return super().add_argument(*names, **{**how, "help": told() if callable(told) else told})
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _not_there(parser: OptionParser, rest: list[str], command: str) -> str:
+    unknown = [part.partition("=")[0] for part in rest if part.startswith("-")]
+    help_lists = f"hf-ebm {command} --help lists the options"
+    if not unknown:
+        return f"{rest[0]!r} stands where an option was expected, which begins with --; {help_lists}"
+    like = difflib.get_close_matches(unknown[0], parser._option_string_actions, 1, cutoff=0.75)
+    meant = f", did you mean {like[0]}?" if like else ";"
+    return f"hf-ebm {command} has no option {unknown[0]}{meant} {help_lists}"
+
+
 UNKNOWN_HELP = "Where a text holds what the tokenizer has no token for: warn, error or ignore."
-ENERGY_HELP = f"{' or '.join(ENERGIES)}; default: the model's own, or local."
 _IDS = pyarrow.list_(pyarrow.int64())
 # What a row of a text has.
 CONTINUATION_FIELDS = {"text": pyarrow.string(), "prefix_ids": _IDS, "continuation_ids": _IDS}
+
+
+def energy_help() -> str:
+    """What `--energy` may be; a function, as energies may be added once this module is imported."""
+    return f"{' or '.join(ENERGIES)}; default: the model's own, or local."
 
 
 @dataclass
@@ -40,7 +119,7 @@ class AnyModelArguments:
 class MaskedModelArguments(AnyModelArguments):
     """Which masked language model, and where it runs."""
 
-    energy: str | None = field(default=None, metadata={"help": ENERGY_HELP})
+    energy: str | None = field(default=None, metadata={"help": energy_help})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run the code that a checkpoint brings along."})
     max_sequence_length: int | None = field(
         default=None,

@@ -6,8 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import MaskedModelArguments, load_model
-from hf_ebm.cli.options import parse
+from hf_ebm.cli.common import MaskedModelArguments, load_model, parse
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from hf_ebm import __version__
 from hf_ebm.cli import help
@@ -37,8 +38,6 @@ def main(argv: list[str] | None = None) -> None:
         print(help.help_of(argv[0]), end="")
         return
     try:
-        from importlib import import_module
-
         from transformers.utils import logging
 
         from hf_ebm.runtime import check_launch

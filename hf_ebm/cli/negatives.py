@@ -22,10 +22,11 @@ from hf_ebm.cli.common import (
     check_shared,
     continuations,
     load_language_model,
+    parse,
     read_texts,
+    setting_options,
     special_tokens,
 )
-from hf_ebm.cli.options import parse, setting_options
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.fingerprints import model_fingerprints

@@ -19,11 +19,11 @@ from hf_ebm.cli.common import (
     check_positive,
     continuations,
     load_language_model,
+    parse,
     read_texts,
     special_tokens,
 )
 from hf_ebm.cli.json_lines import to_json
-from hf_ebm.cli.options import parse
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.perplexity import ResidualPerplexity, lm_log_probs, residual_perplexity

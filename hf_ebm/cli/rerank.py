@@ -10,8 +10,7 @@ import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_number, as_string, shown
-from hf_ebm.cli.common import ModelArguments, load_model
-from hf_ebm.cli.options import parse
+from hf_ebm.cli.common import ModelArguments, load_model, parse
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel

@@ -18,8 +18,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.cli.common import ModelArguments, check_shared, load_model
-from hf_ebm.cli.options import parse, setting_options
+from hf_ebm.cli.common import ModelArguments, check_shared, load_model, parse, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow
 
-from hf_ebm.cli.common import ModelArguments, load_model
-from hf_ebm.cli.options import parse
+from hf_ebm.cli.common import ModelArguments, load_model, parse
 from hf_ebm.cli.tables import Output, check_writable, read_records
 
 _ADDED = {

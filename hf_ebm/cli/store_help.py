@@ -7,9 +7,9 @@ from argparse import ArgumentParser
 from importlib import import_module
 from typing import Any
 
+from hf_ebm.cli.common import OptionParser
 from hf_ebm.cli.help import STORED
 from hf_ebm.cli.main import COMMANDS
-from hf_ebm.cli.options import OptionParser
 from hf_ebm.cli.train import descriptions
 
 

@@ -6,6 +6,7 @@ tokenizer, the state of the trainer and the metrics, which are printed too, as o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from datasets import DatasetDict
@@ -18,9 +19,10 @@ from transformers import (
 )
 
 from hf_ebm.cli import help
-from hf_ebm.cli.options import parse
-from hf_ebm.cli.training import energy, residual
+from hf_ebm.cli.common import parse
+from hf_ebm.cli.training import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
+from hf_ebm.cli.training.energies import EnergyArguments, ResidualArguments, train_energy, train_residual
 from hf_ebm.cli.training.models import (
     FRESH,
     TrainedModelArguments,
@@ -33,7 +35,6 @@ from hf_ebm.cli.training.models import (
     padding_tokenizer,
     pretrained,
 )
-from hf_ebm.cli.training.run import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.cli.training.scores import (
     LOWER_IS_BETTER,
     GenerationMetrics,
@@ -50,12 +51,14 @@ from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.trainers import (
     CrossEntropyConfig,
     CrossEntropyTrainer,
+    EnergyTrainingConfig,
     MGSConfig,
     MGSTrainer,
     MinimumRiskConfig,
     MinimumRiskTrainer,
     PolicyGradientConfig,
     PolicyGradientTrainer,
+    ResidualNCEConfig,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
     SelfNormalizedConfig,
@@ -81,14 +84,27 @@ OBJECTIVES = {
     "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer, "the expected cost of sampled sequences"),
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
 }
-# Objectives of other models, each a module of its own.
-OTHERS = {"residual-nce": residual, "energy": energy}
+# Objectives of energies, which read other options.
+OF_ENERGIES: dict[str, tuple[type, type, Callable[..., dict[str, float]], str]] = {
+    "residual-nce": (
+        ResidualArguments,
+        ResidualNCEConfig,
+        train_residual,
+        "the energy of a residual model, by telling real continuations from sampled ones",
+    ),
+    "energy": (
+        EnergyArguments,
+        EnergyTrainingConfig,
+        train_energy,
+        "a masked language model as an energy: --objective mle, pll, mlm, kl or kl+pll",
+    ),
+}
 
 
 def descriptions() -> dict[str, str]:
     """What each objective is."""
     own = {name: description for name, (_, _, description) in OBJECTIVES.items()}
-    return own | {name: module.DESCRIPTION for name, module in OTHERS.items()}
+    return own | {name: description for name, (*_, description) in OF_ENERGIES.items()}
 
 
 def run(argv: list[str]) -> None:
@@ -96,11 +112,13 @@ def run(argv: list[str]) -> None:
     if help.asked("train", argv):
         print(help.help_of_train(descriptions()), end="")
         return
-    if argv[0] in OTHERS:
-        OTHERS[argv[0]].run(argv[1:])
+    if argv[0] in OF_ENERGIES:
+        options, config_class, train, description = OF_ENERGIES[argv[0]]
+        of_energy, config = parse([options, config_class], argv[1:], f"train {argv[0]}", description)
+        print_metrics(config, lambda: train(of_energy, config))
         return
     if argv[0] not in OBJECTIVES:
-        known = ", ".join([*OBJECTIVES, *OTHERS])
+        known = ", ".join([*OBJECTIVES, *OF_ENERGIES])
         raise ValueError(f"objective must be one of {known}, and come first, got {argv[0]!r}")
     config_class, trainer_class, description = OBJECTIVES[argv[0]]
     arguments = [TrainedModelArguments, DataArguments, config_class]

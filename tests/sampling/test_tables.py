@@ -186,10 +186,23 @@ def test_settings_of_other_kernels_are_refused(name, toys):
                     ChainGenerationConfig(kernel=kernel, **{setting: value})
 
 
-def test_an_entry_is_told_of(toys, capsys):
+def told_by(capsys, *command: str) -> str:
     with pytest.raises(SystemExit):
-        run("sample", "--help")
-    told = " ".join(capsys.readouterr().out.split())
+        run(*command, "--help")
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "command", [("sample",), ("score",), ("rerank",), ("demo",), ("train", "energy")], ids="-".join
+)
+def test_every_command_tells_of_an_energy_that_comes_later(command, request, capsys):
+    assert "toy" not in told_by(capsys, *command)
+    request.getfixturevalue("toys")
+    assert f"--energy ENERGY {' or '.join(ENERGIES)};" in told_by(capsys, *command)
+
+
+def test_an_entry_is_told_of(toys, capsys):
+    told = told_by(capsys, "sample")
     for kind, table in TABLES.items():
         known = ", ".join(map(repr, table.entries))
         if kind == "energy":
