@@ -42,5 +42,5 @@ else:
 
 registration.announce()
 _RUNTIME = ("files", "memory", "processes")
-_MOVED = {"plain_values": "checks", "unknown_tokens": "texts", "vocabulary": "model_facts"}
+_MOVED = {"plain_values": "checks", "unknown_tokens": "texts", "vocabulary": "model_facts", "encoders": "model_modes"}
 rename_modules(__name__, {old: f"hf_ebm.{new}" for old, new in (_MOVED | dict.fromkeys(_RUNTIME, "runtime")).items()})

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 import hf_ebm.models.autoregressive_product  # noqa: F401  registers its model with the Auto classes
 from hf_ebm.assets import load_embedded, load_embedded_causal
+from hf_ebm.model_facts import check_causal
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, saved_type
 from hf_ebm.models.checkpoints import load_whole
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.probes import check_causal
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 
 EMBEDDED = "embedded"

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_ebm.encoders import encoded_once
+from hf_ebm.model_modes import encoded_once
 from tests.seq2seq_families import FAMILIES, SINGLE_PRECISION, seq2seq_batch, tiny_seq2seq
 
 ROWS = [0, 0, 1, 2, 2, 2, 1]

@@ -14,6 +14,8 @@ OLD = {
     "hf_ebm.unknown_tokens": ("unknown_of", "hf_ebm.texts"),
     "hf_ebm.vocabulary": ("num_embeddings", "hf_ebm.model_facts"),
     "hf_ebm.plain_values": ("as_whole", "hf_ebm.checks"),
+    "hf_ebm.encoders": ("encoded_once", "hf_ebm.model_modes"),
+    "hf_ebm.models.probes": ("is_causal", "hf_ebm.model_facts"),
     "hf_ebm.memory": ("check_fits", "hf_ebm.runtime"),
     "hf_ebm.models.own_code": ("check_trust", "hf_ebm.models.checkpoints"),
     "hf_ebm.models.position_limits": ("limit_of", "hf_ebm.model_facts"),

@@ -24,9 +24,9 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
 from hf_ebm.checks import shown
+from hf_ebm.model_facts import check_recomputes
 from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
-from hf_ebm.models.probes import check_recomputes
 from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
 from hf_ebm.runtime import check_joined, warn_of_fewer

@@ -9,11 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ebm.checks import as_whole, shown
-from hf_ebm.encoders import encoded_once
-from hf_ebm.model_facts import max_length
-from hf_ebm.model_modes import evaluation_mode, state_kept, without_adapters
+from hf_ebm.model_facts import check_causal, max_length
+from hf_ebm.model_modes import encoded_once, evaluation_mode, state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
-from hf_ebm.models.probes import check_causal
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import token_ids

@@ -18,9 +18,17 @@ from torch.utils._pytree import tree_map
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_ebm.encoders import encoded_once, encodes_ids, made_up_states
 from hf_ebm.model_facts import num_outputs, special_ids
-from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept, without_adapters
+from hf_ebm.model_modes import (
+    decoded,
+    encoded_once,
+    encodes_ids,
+    evaluation_mode,
+    made_up_states,
+    own_generation_config,
+    state_kept,
+    without_adapters,
+)
 from hf_ebm.models.energy.inputs import input_names
 from hf_ebm.objectives.completions import (
     completion_log_probs,

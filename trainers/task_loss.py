@@ -17,9 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTraine
 from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
 
 from hf_ebm.checks import as_callables, as_number, as_whole, shown
-from hf_ebm.encoders import encodes_ids
-from hf_ebm.model_facts import refuse_needed_inputs
-from hf_ebm.models.probes import check_causal, check_not_block_sparse, check_weights_stay
+from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
+from hf_ebm.model_modes import encodes_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost

@@ -2,12 +2,13 @@
 
 - `energy`: masked language models as energies; `residual`: a causal language model corrected by an energy;
 - `autoregressive_product`: a product of two causal models; `lstm`: recurrent sequence-to-sequence models;
-- `checkpoints`, `adapters`, `probes`, `fingerprints`, `reranking`, `publishing`: what they share.
+- `checkpoints`, `adapters`, `fingerprints`, `reranking`, `publishing`: what they share.
 """
 
 from hf_ebm.renamed import rename_modules
 
-_CHECKPOINTS = ("configs", "own_code", "weights")
-rename_modules(
-    __name__, dict.fromkeys(_CHECKPOINTS, f"{__name__}.checkpoints") | {"position_limits": "hf_ebm.model_facts"}
-)
+_MOVED = {
+    "configs": "models.checkpoints", "own_code": "models.checkpoints", "weights": "models.checkpoints",
+    "position_limits": "model_facts", "probes": "model_facts",
+}  # fmt: skip
+rename_modules(__name__, {old: f"hf_ebm.{new}" for old, new in _MOVED.items()})

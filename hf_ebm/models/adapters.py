@@ -20,10 +20,9 @@ from transformers.utils import (
     is_peft_available,
 )
 
-from hf_ebm.encoders import encodes_ids, made_up_states
-from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.model_facts import close, five_tokens
+from hf_ebm.model_modes import encodes_ids, evaluation_mode, made_up_states, state_kept
 from hf_ebm.models.checkpoints import refuse_missing_weights
-from hf_ebm.models.probes import close, five_tokens
 
 
 def found_file(name: str, file: str, **hub: Any) -> str | None:

@@ -19,9 +19,8 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_ebm.encoders import encodes_ids, made_up_states
 from hf_ebm.model_facts import num_embeddings
-from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.model_modes import encodes_ids, evaluation_mode, made_up_states, state_kept
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
 

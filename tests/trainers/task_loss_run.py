@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 from transformers import GenerationConfig
 
-from hf_ebm.encoders import encoded_once
+from hf_ebm.model_modes import encoded_once
 from hf_ebm.trainers import MGSTrainer, sequence_pairs
 from tests.causal_families import END, PAD, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq

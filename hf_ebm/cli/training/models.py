@@ -20,10 +20,9 @@ from transformers import (
 
 from hf_ebm.data.symbols import num_target_ids
 from hf_ebm.loading import loading
-from hf_ebm.model_facts import max_length, num_embeddings, special_ids
+from hf_ebm.model_facts import check_causal, max_length, num_embeddings, special_ids
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
-from hf_ebm.models.probes import check_causal
 
 FRESH = "lstm"
 

@@ -14,7 +14,7 @@ from transformers.configuration_utils import SubConfigSpec
 from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ebm.checks import as_ids, as_mask, as_number, as_numbers_of
-from hf_ebm.model_facts import counts_padding, num_embeddings
+from hf_ebm.model_facts import counts_padding, is_causal, num_embeddings, share_parameters
 from hf_ebm.models.adapters import refuse_adapters, unwrapped
 from hf_ebm.models.checkpoints import (
     CompositeConfig,
@@ -24,7 +24,6 @@ from hf_ebm.models.checkpoints import (
     load_whole,
     refuse_class_of_its_own,
 )
-from hf_ebm.models.probes import is_causal, share_parameters
 from hf_ebm.models.publishing import PublishingMixin, register
 from hf_ebm.objectives.losses import IGNORED, at_least_float32, cross_entropy_sum
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from transformers import AutoModelForMaskedLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from hf_ebm.models.probes import has_token_logits, is_causal
+from hf_ebm.model_facts import has_token_logits, is_causal
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel

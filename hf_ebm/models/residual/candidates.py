@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
-from hf_ebm.model_facts import num_embeddings, num_outputs
+from hf_ebm.model_facts import close, is_causal, num_embeddings, num_outputs
 from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
-from hf_ebm.models.probes import close, is_causal
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
 from hf_ebm.random_state import seeded

@@ -14,17 +14,19 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.configuration_utils import PreTrainedConfig
 
 from hf_ebm.checks import as_text, check_choice
-from hf_ebm.model_facts import num_embeddings, refuse_needed_inputs, special_ids
-from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, unwrapped
-from hf_ebm.models.checkpoints import check_trust, load_whole
-from hf_ebm.models.fingerprints import fingerprint
-from hf_ebm.models.probes import (
+from hf_ebm.model_facts import (
     check_causal,
     check_not_block_sparse,
     check_weights_stay,
     hidden_size_if_padding_is_ignored,
+    num_embeddings,
+    refuse_needed_inputs,
     share_parameters,
+    special_ids,
 )
+from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, unwrapped
+from hf_ebm.models.checkpoints import check_trust, load_whole
+from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 
 
