@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import EvalPrediction, GenerationConfig, PreTrainedModel, Trainer
-from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.model_facts import num_outputs, target_length
 from hf_ebm.objectives.costs import NamedParameters
@@ -55,10 +54,14 @@ class ColumnsApart:
 
 
 @contextmanager
-def columns_apart(trainer: Trainer, keep: bool) -> Iterator[None]:
-    """Inside, data loaders are made with a collator that keeps out of a model's forward what it doesn't take."""
+def columns_apart(trainer: Trainer, keep: bool | None) -> Iterator[None]:
+    """Inside, data loaders are made with a collator that keeps out of a model's forward what it doesn't take.
+
+    Args:
+        keep: as of `ColumnsApart`; None for collators that make no batches of the model's.
+    """
     collator = trainer.data_collator
-    if not trainer.args.remove_unused_columns:
+    if keep is not None and not trainer.args.remove_unused_columns:
         trainer._set_signature_columns_if_needed()
         trainer.data_collator = ColumnsApart(collator, trainer._signature_columns or (), keep)
     try:
@@ -80,6 +83,17 @@ def columns_at(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any
         else [values[row] for row in rows]
         for name, values in columns.items()
     }
+
+
+def rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
+    """The rows of a batch that are kept."""
+    rows = {
+        name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
+        for name, value in inputs.items()
+    }
+    if COLUMNS in inputs:
+        rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
+    return rows
 
 
 def check_columns(trainer: Trainer, cost: str, parameters: NamedParameters, given: Collection[str] = ()) -> None:
@@ -191,11 +205,6 @@ def padded_metrics(trainer: Trainer, pad_id: int) -> Iterator[None]:
         yield
     finally:
         trainer.compute_metrics, trainer.preprocess_logits_for_metrics = compute_metrics, preprocess
-
-
-def padded_predictions(output: EvalLoopOutput, pad_id: int) -> EvalLoopOutput:
-    """The output of an evaluation whose predictions a tokenizer decodes."""
-    return output._replace(predictions=without_ignored(output.predictions, pad_id))
 
 
 def _metrics_of_ids(compute_metrics: Callable[..., dict], pad_id: int, found: EvalPrediction, **options: Any) -> dict:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
@@ -27,10 +28,11 @@ from hf_ebm.checks import shown
 from hf_ebm.model_facts import check_recomputes
 from hf_ebm.model_modes import state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
 from hf_ebm.runtime import check_joined, warn_of_fewer
-from hf_ebm.trainers.batches import COLUMNS, columns_at
+from hf_ebm.trainers.batches import columns_apart, padded_metrics, rows_of, without_ignored
 from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
 
 logger = logging.get_logger(__name__)
@@ -109,6 +111,8 @@ class ObjectiveTrainer(Trainer):
     row_must_have: ClassVar[str]  # "{row}" stands for its number
     needs_every_row: ClassVar[bool] = False  # in training
     evaluated_terms: tuple[str, ...] = ()  # what an evaluation logs beside its loss
+    # Whether columns that the model doesn't take are kept, for a cost; None where batches aren't the model's inputs.
+    reads_columns: ClassVar[bool | None] = None
     model: PreTrainedModel  # or an adapter of PEFT on one, which passes on what it doesn't have itself
 
     @takes_stock_arguments
@@ -178,6 +182,16 @@ class ObjectiveTrainer(Trainer):
     def module(self) -> PreTrainedModel:
         """The model without data-parallel wrapper; inside autocast, where the arguments say so."""
         return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def pad_id(self) -> int:
+        """What predictions are padded with, of trainers that make some."""
+        return IGNORED
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """The Trainer's; columns that the model doesn't take never get into its forward."""
+        with columns_apart(self, self.reads_columns):
+            return super()._get_dataloader(*args, **kwargs)
 
     def _check_base(self, model: nn.Module, args: TrainingArguments) -> None:
         """Every model that is trained, given or made, is checked without what is around it."""
@@ -255,7 +269,7 @@ class ObjectiveTrainer(Trainer):
         scored, training = self.checked_rows(inputs), self.model.training
         if bool(scored.any()):
             with nullcontext() if training else state_kept(self.model):
-                terms = self.loss_terms(model, inputs if bool(scored.all()) else _rows_of(inputs, scored))
+                terms = self.loss_terms(model, inputs if bool(scored.all()) else rows_of(inputs, scored))
             self._constants[training] = terms.constants
         else:
             dtype = torch.promote_types(self.model.dtype, torch.float32)  # that of losses: processes gather them
@@ -307,9 +321,15 @@ class ObjectiveTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """The Trainer's loop; losses are averaged over items, not over batches."""
+        """The Trainer's loop, but losses are averaged over items, not over batches.
+
+        Predictions are padded with a token, not with -100, which no tokenizer decodes.
+        """
         self._sums[False] = {}
-        output, prefix = super().evaluation_loop(*args, **kwargs), kwargs.get("metric_key_prefix", "eval")
+        with padded_metrics(self, self.pad_id):
+            output = super().evaluation_loop(*args, **kwargs)
+        output = output._replace(predictions=without_ignored(output.predictions, self.pad_id))
+        prefix = kwargs.get("metric_key_prefix", "eval")
         averages = {**self.averages(training=False), **self._constants[False]} if self._sums[False] else {}
         if output.metrics is not None:
             output.metrics.update({f"{prefix}_{name}": value for name, value in averages.items()})
@@ -336,14 +356,3 @@ class ObjectiveTrainer(Trainer):
         """The Trainer's; on the way to the Hub the model's code is written beside the weights."""
         super().save_model(output_dir, _internal_call)
         write_own_code(self, output_dir)
-
-
-def _rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
-    """The rows of a batch that are kept."""
-    rows = {
-        name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
-        for name, value in inputs.items()
-    }
-    if COLUMNS in inputs:
-        rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
-    return rows

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
-from transformers.trainer_utils import EvalLoopOutput
 
 from hf_ebm.checks import as_number
 from hf_ebm.model_facts import special_ids
@@ -25,13 +22,10 @@ from hf_ebm.trainers.batches import (
     check_labels,
     check_logits_fit,
     check_positions,
-    columns_apart,
     encoder_inputs,
     given_inputs,
     length_terms,
     new_token_limit,
-    padded_metrics,
-    padded_predictions,
     without_columns,
 )
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
@@ -78,7 +72,7 @@ class Seq2SeqObjectiveTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     config_class: ClassVar[type[GenerationTrainingConfig]] = GenerationTrainingConfig
     args: GenerationTrainingConfig
     mean_over = "tokens"
-    reads_columns: ClassVar[bool] = False  # of the data set, beside those that the model takes: a cost does
+    reads_columns: ClassVar[bool | None] = False
     row_must_have = MUST_HAVE_TARGET
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -87,11 +81,6 @@ class Seq2SeqObjectiveTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             raise ValueError(
                 f"model must be a sequence-to-sequence model (AutoModelForSeq2SeqLM), got {type(model).__name__}"
             )
-
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """The Trainer's; columns that the model doesn't take never get into its forward."""
-        with columns_apart(self, self.reads_columns):
-            return super()._get_dataloader(*args, **kwargs)
 
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
@@ -104,18 +93,13 @@ class Seq2SeqObjectiveTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         """Rows with a label."""
         return (inputs["labels"] != IGNORED).any(1)
 
-    @functools.cached_property
+    @property
     def pad_id(self) -> int:
         """What predictions are padded with: the tokenizer's pad token, else the model's, else an end token."""
         for name in ("pad_token_id", "eos_token_id"):
             for found in special_ids(name, self.processing_class, self.model):
                 return found
         raise ValueError("generation_config must have a pad_token_id to pad predictions with, got none")
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """The Trainer's loop, but for its -100 in predictions, which no tokenizer decodes."""
-        with padded_metrics(self, self.pad_id):
-            return padded_predictions(super().evaluation_loop(*args, **kwargs), self.pad_id)
 
     def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
         self,

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
-from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
+from transformers.trainer_utils import align_special_tokens
 
 from hf_ebm.checks import as_callables, as_number, as_whole, shown
 from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
@@ -30,11 +29,8 @@ from hf_ebm.trainers.batches import (
     check_logits_fit,
     check_one_gpu,
     check_positions,
-    columns_apart,
     given_inputs,
     num_rows,
-    padded_metrics,
-    padded_predictions,
 )
 from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder, TaskLossConfig
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
@@ -96,6 +92,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     mean_over: ClassVar[Literal["rows", "tokens"]] = "tokens"
     row_must_have = MUST_HAVE_TARGET
     needs_every_row = True
+    reads_columns: ClassVar[bool | None] = True
     scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
     evaluated_terms = ("cost", "decoded_length", "cut_share")
 
@@ -148,11 +145,6 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
                 raise ValueError(f"model: {type(model).__name__} goes on from {model.main_input_name}, must from ids")
             check_causal("model", model)
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """The Trainer's; columns that the model doesn't take never get into its forward, but to the cost."""
-        with columns_apart(self, keep=True):
-            return super()._get_dataloader(*args, **kwargs)
-
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
         check_labels(self.module, inputs)
@@ -199,10 +191,10 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         """The objective of a batch in training."""
         raise NotImplementedError
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """The Trainer's loop, but for its -100 in predictions, which no tokenizer decodes."""
-        with padded_metrics(self, self.candidates.pad_id):
-            return padded_predictions(super().evaluation_loop(*args, **kwargs), self.candidates.pad_id)
+    @property
+    def pad_id(self) -> int:
+        """The pad token of the `generation_config` or of the model, else an end token."""
+        return self.candidates.pad_id
 
     def prediction_step(  # type: ignore[override]  # annotated as a float, which it never is
         self,
