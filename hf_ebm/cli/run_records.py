@@ -18,7 +18,9 @@ from filelock import FileLock, Timeout
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.tables import Output, is_stream
 from hf_ebm.runtime import put_in_place
+from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import kept_samples
+from hf_ebm.sampling.warm_start import DECODERS
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -113,11 +115,8 @@ class RunRecords:
     def _check_config(self, run_config: dict) -> None:
         mine = [self._beside(ending) for ending in ("", ".run.json", ".partial.jsonl", ".state")]
         advice = f"choose another output, or remove {', '.join(str(path) for path in mine if path.exists())}"
-        try:
-            there = json.loads(self.config_file.read_text(encoding="utf-8"))
-        except ValueError:
-            there = None
-        if not isinstance(there, dict) or "checksums" not in there:
+        there = self.noted_config()
+        if "checksums" not in there:
             raise ValueError(
                 f"output: {self.path} may be of another model, as {self.config_file.name} has no checksums (earlier "
                 f"versions wrote none), so the run cannot go on; {advice}"
@@ -125,6 +124,14 @@ class RunRecords:
         differing = _differences(there, run_config)
         if differing:
             raise ValueError(f"output: {self.path} holds a run with other {', '.join(differing)}; {advice}")
+
+    def noted_config(self) -> dict[str, Any]:
+        """What the run that is there is of; nothing where that can't be read."""
+        try:
+            there = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except ValueError:
+            there = None
+        return there if isinstance(there, dict) else {}
 
     def read(self) -> list[dict]:
         """All records so far, without what they have of the input's."""
@@ -218,6 +225,15 @@ class ChainRecords(RunRecords):
     def __init__(self, output: Output, config: ResolvedChainConfig):
         super().__init__(output, ("prompt", "chain", "epoch"))
         self.config = config
+
+    def noted_config(self) -> dict[str, Any]:
+        """As the base; in earlier versions a decoder was a kernel."""
+        there = super().noted_config()
+        settings = there.get("settings")
+        if isinstance(settings, dict) and settings.get("kernel") in DECODERS:
+            now = {"kernel": ChainGenerationConfig.defaults["kernel"], "decoder": settings["kernel"]}
+            there = {**there, "settings": settings | now}
+        return there
 
     def missing(self, keys: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The chains of `keys` that don't have all their records yet."""

@@ -115,6 +115,20 @@ def test_records_of_earlier_versions_are_refused_with_what_to_do(tmp_path, model
     assert output.read_bytes() == before
 
 
+def test_mask_predict_goes_on_from_where_it_was_a_kernel(tmp_path, model, language_model, capsys):
+    output, arguments = tmp_path / "out.jsonl", commands(tmp_path, language_model, model)["sample"]
+    arguments += ["--decoder", "mask_predict", "--chains_at_once", "1", "--output", output]
+    run(*arguments)
+    noted, whole = json.loads((tmp_path / "out.jsonl.run.json").read_text()), output.read_text().splitlines(True)
+    assert noted["settings"].pop("decoder") == "mask_predict" and len(whole) == 4
+    noted["settings"]["kernel"] = "mask_predict"  # as earlier versions wrote it
+    (tmp_path / "out.jsonl.run.json").write_text(json.dumps(noted))
+    output.write_text("".join(whole[:3]))
+    assert "other seed (0 there, 5 here);" in refused(capsys, *arguments, "--seed", "5")
+    run(*arguments)
+    assert output.read_text() == "".join(whole)
+
+
 def test_a_killed_run_does_not_go_on_with_another_model(tmp_path, model, language_model, capsys, monkeypatch):
     """Nor does a batch whose state was saved, when the record of the run was removed and the state was not."""
     output = tmp_path / "out.jsonl"
