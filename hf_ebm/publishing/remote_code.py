@@ -1,15 +1,20 @@
 """The code of a model beside its weights, so that `AutoModel…` loads it where `hf_ebm` isn't installed.
 
-Transformers fetches the file that `auto_map` names and what it imports from files beside it, no folders. So the modules
-a model needs are written under flat names, and imports from `hf_ebm` become relative ones.
+Transformers fetches the file that `auto_map` names and what it imports from files beside it, no folders. So the
+definitions that a model needs are written, as they stand, to a file for each module, under flat names, and imports from
+`hf_ebm` become relative ones.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 import json
 import os
 import re
+import textwrap
+from collections.abc import Iterable
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +28,8 @@ ENTRY = "modeling_hf_ebm"
 REGISTRATION = f"{PACKAGE}.models.publishing"
 # Not part of a model: what publishes one is asked for only where this package is installed.
 _LEFT_OUT = f"{PACKAGE}.publishing"
+# Examples in docstrings import what isn't published.
+_EXAMPLE = re.compile(r"\n+( *)Example:\n(?:\1 .*\n|\n)+")
 _IMPORT = re.compile(rf"^(\s*)from ({PACKAGE}\.(?!publishing)[\w.]*) import ", re.MULTILINE)
 
 
@@ -51,7 +58,8 @@ def write_remote_code(folder: str | os.PathLike, model: PreTrainedModel) -> list
         raise ValueError(f"model: {type(model).__name__} states no config_class")
     needed: list[type] = [config_class, *classes]
     written = {f"{ENTRY}.py": _entry(needed, classes[1:])}
-    written |= {f"{_flat(name)}.py": _relative(name) for name in _closure([c.__module__ for c in needed])}
+    wanted = [(c.__module__, c.__name__) for c in needed] + [(REGISTRATION, "register")]
+    written |= {f"{_flat(name)}.py": text for name, text in _copies(wanted).items()}
     for file, text in written.items():
         (root / file).write_text(text, encoding="utf-8")
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
@@ -90,7 +98,8 @@ def write_custom_generate(folder: str | os.PathLike) -> list[str]:
     target = root / "custom_generate"
     target.mkdir(parents=True, exist_ok=True)
     start = f"{PACKAGE}.models.energy.custom_generate"
-    written = {"generate.py" if name == start else f"{_flat(name)}.py": _relative(name) for name in _closure([start])}
+    copies = _copies([(start, "generate")]).items()
+    written = {"generate.py" if name == start else f"{_flat(name)}.py": text for name, text in copies}
     for file, text in written.items():
         (target / file).write_text(text, encoding="utf-8")
     (target / "requirements.txt").write_text("torch>=2.6\ntransformers>=5.24\nnumpy\nsafetensors\n", encoding="utf-8")
@@ -103,7 +112,7 @@ def write_custom_generate(folder: str | os.PathLike) -> list[str]:
 
 def is_own(model_class: type) -> bool:
     """Whether a class is this package's, installed."""
-    return model_class.__module__.partition(".")[0] == PACKAGE
+    return _is_ours(model_class.__module__)
 
 
 def auto_classes(model_class: type, required: bool = True) -> list[str]:
@@ -123,41 +132,95 @@ def _flat(module: str) -> str:
     return module.replace(".", "_")
 
 
-def _source(module: str) -> str:
-    """A module's source without what it imports from the package for type checkers alone."""
+def _copies(wanted: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Sources by module of definitions, (module, name) each, and of what they need of the package, at whatever depth.
+
+    A module's other definitions and imports, what is for type checkers alone and examples are left out; statements that
+    bind no name (a docstring, a registration) stay. Imports are made relative.
+    """
+    kept: dict[str, set[str]] = {}
+    waiting = list(wanted)
+    while waiting:
+        module, name = waiting.pop()
+        if name in kept.setdefault(module, set()):
+            continue
+        kept[module].add(name)
+        waiting.append((module, _NO_NAME))
+        for node, bound, _ in _statements(module):
+            if name in bound:
+                waiting += _needed(module, node, name)
+    return {module: _source(module, names) for module, names in sorted(kept.items())}
+
+
+_NO_NAME = ""
+
+
+@functools.cache
+def _statements(module: str) -> list[tuple[ast.stmt, set[str], str]]:
+    """The statements of a module's top level that are run: each with the names it binds, and its lines and comments."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ValueError(f"{module} has no source")
-    text = Path(spec.origin).read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    lines, end, found = source.splitlines(keepends=True), 0, []
+    for node in ast.parse(source).body:
+        own, first, end = end, end, node.end_lineno or end
         if not isinstance(node, ast.If) or not isinstance(node.test, ast.Name) or node.test.id != "TYPE_CHECKING":
+            found.append((node, _bound(node), "".join(lines[own:end])))
             continue
-        for one in node.body:
-            if isinstance(one, ast.ImportFrom) and (one.module or "").partition(".")[0] == PACKAGE:
-                first, last = one.lineno - 1, one.end_lineno or one.lineno
-                lines[first:last] = [f"{one.col_offset * ' '}pass\n", *[""] * (last - first - 1)]
-    return "".join(lines)
+        for inner in node.orelse:
+            first = min([inner.lineno, *(one.lineno for one in getattr(inner, "decorator_list", []))]) - 1
+            text = textwrap.dedent("".join(lines[first : inner.end_lineno]))
+            found.append((inner, _bound(inner), f"\n\n{text}"))
+    return found
 
 
-def _relative(module: str) -> str:
-    """A module's source with imports from beside it in place of those from the package."""
-    return _IMPORT.sub(lambda found: f"{found[1]}from .{_flat(found[2])} import ", _source(module))
+def _bound(node: ast.stmt) -> set[str]:
+    """The names that a statement gives a meaning to, or changes; `_NO_NAME` for one that must stay without any."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, ast.Expr) or (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
+        return {_NO_NAME}
+    found = set()
+    for one in ast.walk(node):
+        match one:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store()):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+    return found
 
 
-def _closure(modules: list[str]) -> list[str]:
-    """These modules and all of the package that they import, at whatever depth."""
-    found: list[str] = []
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.append(name)
-        for node in ast.walk(ast.parse(_source(name))):
-            if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] == PACKAGE for alias in node.names):
-                raise ValueError(f"{name} imports {PACKAGE} as a whole, which can't be made relative")
-            source = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if source.partition(".")[0] == PACKAGE and not source.startswith(_LEFT_OUT):
-                waiting.append(source)
-    return sorted(found)
+def _needed(module: str, node: ast.stmt, name: str) -> set[tuple[str, str]]:
+    """What a statement reads, that of an import for one of its names."""
+    found = set()
+    for one in ast.walk(node):
+        match one:
+            case ast.Name(id=read):
+                found.add((module, read))
+            case ast.Import(names=aliases) if any(_is_ours(alias.name) for alias in aliases):
+                raise ValueError(f"{module} imports {PACKAGE} as a whole, which can't be made relative")
+            case ast.ImportFrom(module=str(source)) if _is_ours(source) and not source.startswith(_LEFT_OUT):
+                found |= {
+                    (source, alias.name) for alias in one.names if one is not node or name in (alias.name, alias.asname)
+                }
+    return found
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE
+
+
+def _source(module: str, names: set[str]) -> str:
+    """What a module's source says of these names, with imports from beside it in place of those from the package."""
+    parts = []
+    for node, bound, text in _statements(module):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and bound & names and not bound <= names:
+            fewer = copy.copy(node)
+            fewer.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in names]
+            text = f"{ast.unparse(fewer)}\n"
+        parts += [text] if bound & names else []
+    text = _EXAMPLE.sub("\n", "".join(parts))
+    return _IMPORT.sub(lambda found: f"{found[1]}from .{_flat(found[2])} import ", text)

@@ -1,0 +1,59 @@
+"""The code beside a model holds what the model needs of the package, and nothing else."""
+
+import ast
+import builtins
+import dis
+from types import CodeType
+
+import pytest
+import torch
+
+from hf_ebm import ProductLM, ResidualEnergyModel
+from hf_ebm.publishing.remote_code import write_custom_generate, write_remote_code
+from tests.conftest import tiny_energy_model
+from tests.models.residual_models import toy_encoder, toy_lm
+from tests.models.test_bilstm import tiny_bilstm
+from tests.seq2seq_families import tiny_seq2seq
+
+MODELS = {
+    "energy": tiny_energy_model,
+    "residual": lambda: ResidualEnergyModel(toy_lm(dtype=torch.float32), toy_encoder(dtype=torch.float32)),
+    "product": lambda: ProductLM(toy_lm(dtype=torch.float32), toy_lm(seed=3, dtype=torch.float32)),
+    "lstm": lambda: tiny_seq2seq("lstm additive"),
+    "bilstm": tiny_bilstm,
+    "custom generate": None,
+}
+# Of modules that are published in part: a name that models need not.
+UNNEEDED = {"hf_ebm_runtime": "check_launch", "hf_ebm_texts": "TextEnergy", "hf_ebm_model_facts": "target_length"}
+
+
+def stored(code: CodeType) -> set[str]:
+    return {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_NAME", "STORE_GLOBAL")}
+
+
+def unknown(code: CodeType, known: set[str]) -> set[str]:
+    """Names that a module's code, functions and classes in it look up, and that nothing gives a meaning to."""
+    own = known | stored(code)
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")} - own
+    return found.union(*(unknown(inner, known) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_published_code_is_whole_and_no_more_than_that(kind, tmp_path):
+    if kind == "custom generate":
+        files = [name for name in write_custom_generate(tmp_path) if name.endswith(".py")]
+    else:
+        model = MODELS[kind]()
+        model.config.save_pretrained(tmp_path)
+        files = write_remote_code(tmp_path, model)
+    sources = {(tmp_path / name).stem: (tmp_path / name).read_text() for name in files}
+    codes = {name: compile(text, name, "exec") for name, text in sources.items()}
+    always = {*dir(builtins), "__annotations__", "__file__", "__module__", "__qualname__"}
+    for name, code in codes.items():
+        assert not unknown(code, stored(code) | always), name
+    for name, text in sources.items():
+        assert "hf_ebm.assets" not in text  # which examples import
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert {alias.name for alias in node.names} <= stored(codes[node.module]), (name, node.module)
+    assert not any(unneeded in stored(codes[name]) for name, unneeded in UNNEEDED.items() if name in codes)
