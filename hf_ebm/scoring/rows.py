@@ -97,6 +97,11 @@ class Context(NamedTuple):
         own = self._each(lambda value: value[which])
         return own._replace(lengths=None if self.lengths is None else self.lengths[on_cpu])
 
+    def expanded(self, count: int) -> Context:
+        """That of one sequence for `count`, without copies."""
+        own = self._each(lambda value: value.expand(count, *value.shape[1:]))
+        return own._replace(lengths=None if self.lengths is None else self.lengths.expand(count))
+
     def to(self, device: torch.device) -> Context:
         """On a device, but for the lengths."""
         return self._each(lambda value: value.to(device))
