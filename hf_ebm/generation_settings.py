@@ -120,6 +120,7 @@ class GenerationSettings(GenerationConfig):
     """
 
     defaults: ClassVar[dict[str, Any]] = {}
+    not_settings: ClassVar[Mapping[str, str]] = {}  # names that are taken for settings: what they are instead
     seed: Setting[int]
 
     if TYPE_CHECKING:  # Transformers' own annotations say `GenerationConfig`
@@ -161,7 +162,10 @@ class GenerationSettings(GenerationConfig):
     def _refuse_unknown(cls, given: Iterable[str]) -> None:
         unknown = sorted(set(given) - set(cls.defaults))
         if unknown:
-            raise ValueError(f"unknown generation settings: {', '.join(unknown)}; known: {', '.join(cls.defaults)}")
+            told = [f"; {cls.not_settings[name]}" for name in unknown if name in cls.not_settings]
+            raise ValueError(
+                f"unknown generation settings: {', '.join(unknown)}{''.join(told)}; known: {', '.join(cls.defaults)}"
+            )
 
     @classmethod
     def _get_default_generation_params(cls) -> dict[str, Any]:

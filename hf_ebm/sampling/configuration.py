@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_ebm.checks import number, whole, wholes
 from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, setting
@@ -67,6 +68,9 @@ class ChainGenerationConfig(GenerationSettings):
         ValueError: for unknown fields and for values that are out of range or contradict each other.
     """
 
+    not_settings: ClassVar[Mapping[str, str]] = {
+        "energy": "the energy is chosen when the model is made or loaded, EnergyModel.from_pretrained(…, energy=…)"
+    }
     kernel: Setting[str] = setting("metropolis_hastings", choices=KERNELS)
     decoder: Setting[str | None] = setting(
         None,

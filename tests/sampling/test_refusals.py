@@ -100,6 +100,7 @@ def test_sampling_without_token_roles_is_refused():
         ({"lengths": 3, "decoder": "mask_predict", "stopping_criteria": [StopAfter(1)]}, "have no effect"),
         ({"lengths": 3, "kernel": "gibbs", "extra_energies": [(1.0, torch.sum)]}, "extra_energies have no effect"),
         ({"lengths": 3, "foo": None}, "unknown generation settings: foo"),
+        ({"lengths": 3, "energy": "raw"}, "energy is chosen when the model is made or loaded"),
     ],
 )
 def test_further_refusals(arguments, message):
