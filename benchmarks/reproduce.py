@@ -1,7 +1,8 @@
 """Runs a table or figure of the papers again: `python benchmarks/reproduce.py thesis-4.1`.
 
 Writes `NAME.md` and `NAME.json` (raw runs, seeds, machine, command, date) to `benchmarks/results/`, or to
-`benchmarks/results/quick/` with `--quick`, which is a reduced version of the same in under three minutes.
+`benchmarks/results/quick/` with `--quick`, which is a reduced version of the same in under four minutes. `all` stands
+for everything; with `--minutes` nothing new is begun after that time, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from benchmarks.reproduction import (
     figure_3_1,
     parameter_search,
     residual,
+    starts,
+    storage,
 )
 from benchmarks.reproduction.chapter_6 import QUICK_ENERGY, EnergyCache, EnergyScale
 from benchmarks.reproduction.completion import QUICK_COMPLETION, CompletionCache, CompletionScale
@@ -60,6 +64,7 @@ _SPLITS = ("validation", "test")
 _DECODINGS = [f"{kind} {split}" for kind in ("greedy", "hard beam", "soft beam") for split in _SPLITS]
 _TAGGING = [f"{name}{label}" for name in ("unidirectional", "bidirectional") for label in ("", ", whole words")]
 TABLES = {
+    "starts": Table("the starts of chapters 3 to 5", starts.COLUMNS, starts.table_starts),
     "thesis-3.1": Table(
         "scheduled sampling, hard and soft",
         [f"{task} {split}" for task in ("stress F1", "g2p BLEU") for split in _SPLITS],
@@ -133,15 +138,16 @@ def experiments_of(kind: type[AnyCache], quick: bool, folder: Path) -> AnyCache:
 def main() -> None:
     """Lists or runs what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="tables or figures, see --list")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="tables or figures, see --list; or all")
     parser.add_argument("--list", action="store_true", help="name everything that can be run")
-    parser.add_argument("--quick", action="store_true", help="a reduced version of it, in under three minutes")
+    parser.add_argument("--quick", action="store_true", help="a reduced version of it, in under four minutes")
+    parser.add_argument("--minutes", type=float, help="begin nothing new after so long; run again to go on")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--work_dir",
         type=Path,
         default=RESULTS / "work",
-        help="keeps trained models, which tables share; delete it when code or data change",
+        help="keeps trained models, which tables share, and which go on where they were stopped",
     )
     arguments = parser.parse_args()
     if arguments.list:
@@ -150,22 +156,40 @@ def main() -> None:
         for name, (title, _) in FIGURES.items():
             print(f"{name:18} {title}")
         return
-    unknown = [name for name in arguments.names if name not in TABLES and name not in FIGURES]
-    if unknown or not arguments.names:
+    names = [*TABLES, *FIGURES] if arguments.names == ["all"] else arguments.names
+    unknown = [name for name in names if name not in TABLES and name not in FIGURES]
+    if unknown or not names:
         parser.error(f"NAME must be one of those that --list names, got {', '.join(unknown) or 'none'}")
+    try:
+        storage.check_folder(arguments.work_dir)
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.minutes is not None:
+        storage.Deadline.at = time.monotonic() + 60 * arguments.minutes
     torch.set_num_threads(arguments.threads)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     results = RESULTS / "quick" if arguments.quick else RESULTS
-    for name in arguments.names:
-        if name in FIGURES:
-            print(f"{name}: {FIGURES[name][1](results, arguments.quick, arguments.work_dir)}")
-            continue
-        experiments = experiments_of(TABLES[name].experiments, arguments.quick, arguments.work_dir)
-        experiments.used.clear()
-        report = Report(name, TABLES[name].title, TABLES[name].columns, list(experiments.scale.seeds))
-        TABLES[name].fill(experiments, report)
-        print(report.save(results, sum(experiments.used.values())))
+    for name in names:
+        try:
+            run(name, arguments.quick, results, arguments.work_dir)
+        except storage.OutOfTime:
+            print(f"{name}: out of time; run the same command again to go on", flush=True)
+
+
+def run(name: str, quick: bool, results: Path, folder: Path) -> None:
+    """Fills and writes a table, or draws a figure."""
+    if name in FIGURES:
+        print(f"{name}: {FIGURES[name][1](results, quick, folder)}", flush=True)
+        return
+    experiments = experiments_of(TABLES[name].experiments, quick, folder)
+    experiments.used.clear()
+    report = Report(name, TABLES[name].title, TABLES[name].columns, list(experiments.scale.seeds))
+    if isinstance(experiments, ExperimentCache):
+        experiments.trials.clear()
+        report.raw["trials"] = experiments.trials
+    TABLES[name].fill(experiments, report)
+    print(report.save(results, sum(experiments.used.values())), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The reproduction scripts: what they list, what a report says, and a table run at a tiny size."""
 
+import itertools
 import json
 import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +23,13 @@ from benchmarks.reproduction import (
     parameter_search,
     residual,
     residual_runs,
+    storage,
 )
 from benchmarks.reproduction.chapter_6 import EnergyCache, EnergyScale
 from benchmarks.reproduction.completion import CompletionCache, CompletionScale
 from benchmarks.reproduction.conditional import ConditionalCache, ConditionalScale
-from benchmarks.reproduction.experiment_cache import ExperimentCache, RunConfig, Scale
-from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.experiment_cache import TRIAL_SEED, Decoding, ExperimentCache, RunConfig, Scale, Task
+from benchmarks.reproduction.report import Report, sign_test
 from benchmarks.reproduction.residual_runs import ResidualCache, ResidualScale
 from hf_ebm.assets import held_out_verses
 from hf_ebm.data.conditional import encode_conditional
@@ -35,7 +38,7 @@ from hf_ebm.objectives.completions import completion_log_probs
 
 pytestmark = pytest.mark.slow
 
-TINY = Scale(32, 40, 1, 1, 2, (1, 2))
+TINY = Scale(32, 40, 1, 1, 1, 2, (1, 2))
 
 
 def test_everything_is_listed():
@@ -244,3 +247,76 @@ def test_runs_are_kept_and_told_apart(tmp_path):
     assert stamp == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
     assert all((a == b).all() for a, b in zip(first.parameters(), again.parameters(), strict=True))
     assert any((a != b).any() for a, b in zip(first.parameters(), experiments.model(run, 2).parameters(), strict=True))
+
+
+def test_a_stopped_training_goes_on_to_the_same_model(tmp_path, monkeypatch):
+    """Stopped in its third epoch: the others are not trained again, and model and curve are those of a whole run."""
+    scale = Scale(32, 40, 4, 4, 1, 2, (1,))
+    run = RunConfig("stress", "self-normalized", 4, 1e-2, patience=4, options=(("log_z_weight", 0.0),))
+    whole = ExperimentCache(scale, tmp_path / "whole")
+    metrics, calls = Task.validation_metrics, []
+
+    def stopped(self, found):
+        calls.append(len(found.predictions))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return metrics(self, found)
+
+    monkeypatch.setattr(Task, "validation_metrics", stopped)
+    parts = ExperimentCache(scale, tmp_path / "parts")
+    with pytest.raises(KeyboardInterrupt):
+        parts.model(run, 1)
+    parts.model(run, 1)
+    assert calls == [40] * 6  # two epochs; the third twice, the fourth, and the best at last
+    curves = [
+        [log["eval_accuracy"] for log in experiments.training_logs(run, 1) if "eval_accuracy" in log]
+        for experiments in (whole, parts)
+    ]
+    assert curves[0] == curves[1] and len(curves[0]) == 5 and curves[0][-1] == max(curves[0])
+    pairs = zip(whole.model(run, 1).parameters(), parts.model(run, 1).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not list((tmp_path / "parts").rglob("checkpoint-*"))
+
+
+def test_settings_are_chosen_on_validation_data_alone(tmp_path, monkeypatch):
+    experiments = ExperimentCache(replace(TINY, trials=3), tmp_path)
+    runs = RunConfig("stress", "cross-entropy", 1, 1e-3).varied(learning_rate=(1e-3, 2e-3), weight_decay=(0.0, 0.1))
+    assert [(run.learning_rate, dict(run.options)["weight_decay"]) for run in runs[1:3]] == [(1e-3, 0.1), (2e-3, 0.0)]
+    asked = []
+
+    def scores(run, seed, split, decoding):
+        asked.append((seed, split))
+        return {"accuracy": {runs[0]: 1.0, runs[1]: 3.0, runs[2]: 2.0, runs[3]: 4.0}[run]}
+
+    monkeypatch.setattr(experiments, "scores", scores)
+    assert experiments.chosen(runs, Decoding(), "accuracy") == runs[1]  # the fourth is one trial too many
+    assert asked == [(TRIAL_SEED, "validation")] * 3 and TRIAL_SEED not in Scale().seeds
+    assert experiments.trials[0]["validation"] == [1.0, 3.0, 2.0] and experiments.trials[0]["chosen"] == 1
+
+
+def test_what_cannot_be_gone_on_with_is_told(tmp_path, monkeypatch):
+    storage.check_folder(tmp_path)
+    storage.check_folder(tmp_path)  # this version's own
+    assert storage.kept(tmp_path / "a.json", lambda: 3) == 3
+    monkeypatch.setattr(storage.Deadline, "at", 0.0)
+    assert storage.kept(tmp_path / "a.json", lambda: 4) == 3
+    for compute in (storage.kept, lambda path, _: storage.kept_run(path, "run", lambda work: 1 / 0)):
+        with pytest.raises(storage.OutOfTime):
+            compute(tmp_path / "b.json", lambda: 1 / 0)
+    (tmp_path / "a.json").write_text('{"half')
+    with pytest.raises(ValueError, match=r"a\.json is not whole .*delete it"):
+        storage.kept(tmp_path / "a.json", lambda: 4)
+    (tmp_path / "version.json").write_text("1")
+    with pytest.raises(ValueError, match=r"work_dir must hold runs of version .*got version 1"):
+        storage.check_folder(tmp_path)
+    (tmp_path / "version.json").unlink()  # as the first version left it
+    with pytest.raises(ValueError, match="got version 1"):
+        storage.check_folder(tmp_path)
+
+
+def test_the_sign_test_counts_coins():
+    coins = list(itertools.product((-1.0, 1.0), repeat=5))
+    for differences in ([0.2, 0.1, 0.3, -0.1, 0.4], [0.1, 0.2, 0.1, 0.1, 0.1], [-0.1, -0.2, 0.3, 0.1, -0.4]):
+        uneven = abs(sum(math.copysign(1, d) for d in differences))
+        expected = sum(abs(sum(coin)) >= uneven for coin in coins) / len(coins)
+        assert sign_test(differences) == sign_test([*differences, 0.0]) == expected

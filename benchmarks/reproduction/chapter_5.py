@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from benchmarks.reproduction.chapter_4 import BEAMS, cross_entropy, final_alpha, soft_beam, trained_on
+from benchmarks.reproduction.chapter_4 import BEAMS, converged_start, final_alpha, soft_beam, trained_on
 from benchmarks.reproduction.experiment_cache import LENGTHS, Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report
 
@@ -15,8 +13,7 @@ METRIC = {"stress": "accuracy", "g2p": "bleu"}
 
 def start(experiments: ExperimentCache, task: str, self_normalized: bool, bidirectional: bool = True) -> RunConfig:
     """Either warm start."""
-    run = cross_entropy(experiments, task, bidirectional)
-    return replace(run, options=(("log_z_weight", LOG_Z_WEIGHT),)) if self_normalized else run
+    return converged_start(experiments, task, bidirectional, LOG_Z_WEIGHT if self_normalized else 0.0)
 
 
 def table_5_1(experiments: ExperimentCache, report: Report) -> None:
@@ -24,8 +21,6 @@ def table_5_1(experiments: ExperimentCache, report: Report) -> None:
     for task in ("stress", "g2p"):
         for name, normalized in (("CE", False), ("L2", True)):
             run = start(experiments, task, normalized)
-            if not normalized:  # the same training; a weight of 0 reports log Z
-                run = RunConfig(**{**run.__dict__, "objective": "self-normalized", "options": (("log_z_weight", 0.0),)})
             logs = [experiments.training_logs(run, seed) for seed in experiments.scale.seeds]
             train = [next(log for log in reversed(seed) if "loss" in log) for seed in logs]
             columns = {"train mean": [log["log_z_mean"] for log in train]}
@@ -46,7 +41,7 @@ def _normalizations(experiments: ExperimentCache, task: str, begin: RunConfig) -
     rows["pretrain-beam, unnormalized scores"] = (begin, Decoding(BEAMS, "global"))
     rows[TRAINED_ON] = (trained_on(experiments, begin), Decoding(BEAMS))
     for normalization in ("local", "global"):
-        run = soft_beam(experiments, begin, normalization=normalization)
+        run = soft_beam(experiments, begin, METRIC[task], normalization=normalization)
         alpha = final_alpha(experiments, run)
         rows[f"{normalization}ly normalized"] = (run, Decoding(BEAMS, normalization, alpha))
         rows[f"{normalization}ly normalized, hard beam"] = (run, Decoding(BEAMS, normalization))

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.reproduction.experiment_cache import digest, kept
 from benchmarks.reproduction.phonemes import PhonemeRunConfig, phoneme_scores
 from benchmarks.reproduction.report import Report, pyplot_without_display, save_figure
+from benchmarks.reproduction.storage import digest, kept
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel, exact
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START, HiddenMarkovModel, Language, palindromes, rows_of
 from hf_ebm.scoring.energies import token_scores

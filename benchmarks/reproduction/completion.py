@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, GenerationConfig, Trainer, TrainingArguments
 
-from benchmarks.reproduction.experiment_cache import digest, kept, kept_run, training_time
+from benchmarks.reproduction.storage import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_CAUSAL_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.kjv import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.reproduction.experiment_cache import digest, kept
 from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.storage import digest, kept
 from hf_ebm.assets import load_embedded_pronunciation
 from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.metrics import transcription_scores

@@ -6,21 +6,25 @@ so that tables share what they have in common, and an interrupted table goes on 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import itertools
 import math
-import shutil
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import DatasetDict
-from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, PreTrainedModel, Trainer, set_seed
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PreTrainedModel,
+    Trainer,
+    set_seed,
+)
 
+from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
@@ -39,26 +43,35 @@ class Scale:
 
     max_train: int = 20_000
     held_out: int = 1_500
-    pretrain_epochs: int = 10
+    most_epochs: int = 60  # of what is trained until it has converged
+    patience: int = 6  # epochs without a gain on validation data that end it
     search_epochs: int = 5
-    scheduled_epochs: int = 8
-    seeds: tuple[int, ...] = (1, 2, 3)
+    trials: int = 6  # of each method, by which its settings are chosen
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
-QUICK = Scale(1_000, 200, 2, 1, 2, (1, 2))
+QUICK = Scale(1_000, 200, 2, 1, 1, 2, (1, 2))
+TRIAL_SEED = 0  # of the trials, none of the seeds of the tables
 BATCH = 128
 HIDDEN = {"stress": 96, "g2p": 128}
+SELECTION = {"stress": "accuracy", "g2p": "bleu"}  # the metric by which the best epoch is kept
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A training run but for its seed. `options` go to the trainer's configuration."""
+    """A training run but for its seed. `options` go to the trainer's configuration.
+
+    With a `patience` it is a training until that many epochs brought no gain on validation data, or at most `epochs`;
+    the rate is halved after half as many, and the weights of the best epoch are kept.
+    """
 
     task: str
     objective: str
     epochs: int
     learning_rate: float
     bidirectional: bool = True
+    dropout: float = 0.0
+    patience: int | None = None
     options: tuple[tuple[str, object], ...] = ()
     default_label_weight: float = 1.0
     start: RunConfig | None = None
@@ -66,9 +79,19 @@ class RunConfig:
     def then(self, objective: str, epochs: int, learning_rate: float, **options) -> RunConfig:
         """The same model trained on from here under another objective."""
         return replace(
-            self, objective=objective, epochs=epochs, learning_rate=learning_rate,
+            self, objective=objective, epochs=epochs, learning_rate=learning_rate, patience=None,
             options=tuple(sorted(options.items())), start=self,
         )  # fmt: skip
+
+    def varied(self, **values: tuple) -> list[RunConfig]:
+        """This run with every combination of the values: of its own fields, or else of the trainer's settings."""
+        runs = []
+        for combination in itertools.product(*values.values()):
+            given = dict(zip(values, combination, strict=True))
+            own = {name: value for name, value in given.items() if name in ("learning_rate", "dropout")}
+            options = {**dict(self.options), **{name: value for name, value in given.items() if name not in own}}
+            runs.append(replace(self, **own, options=tuple(sorted(options.items()))))
+        return runs
 
 
 @dataclass(frozen=True)
@@ -82,12 +105,28 @@ class Decoding:
 
 @dataclass
 class ExperimentCache:
-    """Makes and keeps runs. Their folder has to be deleted when code or data change: neither is part of a digest."""
+    """Makes and keeps runs. Neither code nor data are part of a digest: a change of what they mean raises `VERSION`."""
 
     scale: Scale
     folder: Path
     used: dict[str, float] = field(default_factory=dict)  # seconds that each model in use took to train
+    trials: list[dict] = field(default_factory=list)  # what settings were chosen by
     _data: dict = field(default_factory=dict)
+
+    def chosen(self, runs: list[RunConfig], decoding: Decoding, metric: str) -> RunConfig:
+        """The run of the highest metric of validation data, of one seed that no table shows; the first of equals.
+
+        Each method has as many trials, `Scale.trials`; further runs aren't tried. What the start of a run was trained
+        with was chosen before, in the same way.
+        """
+        runs = runs[: self.scale.trials]
+        found = [self.scores(run, TRIAL_SEED, "validation", decoding)[metric] for run in runs]
+        best = max(range(len(runs)), key=found.__getitem__)
+        described = [{**asdict(run), "start": None} for run in runs]
+        trials = {"metric": metric, "runs": described, "validation": found, "chosen": best}
+        if trials not in self.trials:
+            self.trials.append(trials)
+        return runs[best]
 
     def model(self, run: RunConfig, seed: int) -> PreTrainedModel:
         """The trained model."""
@@ -122,23 +161,29 @@ class ExperimentCache:
     def _train(self, run: RunConfig, seed: int, work: Path) -> Trainer:
         task = self.task(run.task)
         set_seed(seed)
-        model = self.model(run.start, seed) if run.start else task.fresh_model(run.bidirectional)
+        model = self.model(run.start, seed) if run.start else task.fresh_model(run.bidirectional, run.dropout)
         config_class, trainer_class, _ = OBJECTIVES[run.objective]
-        config = config_class(
+        settings = dict(
             output_dir=str(work), seed=seed, num_train_epochs=run.epochs, learning_rate=run.learning_rate,
             per_device_train_batch_size=BATCH, per_device_eval_batch_size=256, max_grad_norm=1.0,
             train_sampling_strategy="group_by_length", lr_scheduler_type="linear", logging_strategy="epoch",
             save_strategy="no", eval_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
-            **dict(run.options),
         )  # fmt: skip
-        extra = {}
+        extra: dict = {}
+        if run.patience is not None:
+            settings |= _until_converged(run.patience, SELECTION[run.task])
+            extra |= {
+                "callbacks": [EarlyStoppingCallback(run.patience)],
+                "compute_metrics": lambda found: task.validation_metrics(found),
+            }
+        config = config_class(**settings | dict(run.options))
         if run.default_label_weight != 1:
             extra["cost"] = HammingCost(task.label_weights(run.default_label_weight))
         trainer = trainer_class(
             model, config, train_dataset=task.encoded["train"], eval_dataset=task.encoded["validation"],
             data_collator=DataCollatorForSeq2Seq(task.tokenizer), processing_class=task.tokenizer, **extra,
         )  # fmt: skip
-        trainer.train()
+        train_on(trainer)
         trainer.evaluate()
         return trainer
 
@@ -178,7 +223,7 @@ class Task:
     def target_size(self) -> int:
         return num_target_ids(self.tokenizer)
 
-    def fresh_model(self, bidirectional: bool) -> PreTrainedModel:
+    def fresh_model(self, bidirectional: bool, dropout: float) -> PreTrainedModel:
         """Fixed attention and a zero start for tagging, additive attention for transcription."""
         tagging, hidden = self.name == "stress", HIDDEN[self.name]
         return LSTMSeq2SeqForConditionalGeneration(
@@ -191,6 +236,7 @@ class Task:
                 bidirectional=bidirectional,
                 attention="fixed" if tagging else "additive",
                 initial_state="zero" if tagging else "encoder",
+                dropout=dropout,
             )
         )
 
@@ -199,6 +245,11 @@ class Task:
         weights = [1.0] * self.target_size
         weights[self.tokenizer.convert_tokens_to_ids(DEFAULT_LABEL)] = default_weight
         return weights
+
+    def validation_metrics(self, found: EvalPrediction) -> dict[str, float]:
+        """Of greedy outputs for all of the validation data, in its order."""
+        predictions = self.tokenizer.batch_decode(found.predictions, skip_special_tokens=True)
+        return self.metrics(predictions, self.texts["validation"])
 
     def metrics(self, predictions: list[str], texts) -> dict:
         """Of all predictions of a split."""
@@ -225,33 +276,11 @@ class Task:
 LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
 
 
-def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """What `compute` gives, from the file of JSON if it is there."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(compute()))
-    return json.loads(path.read_text())
-
-
-def kept_run(target: Path, name: str, train: Callable[[Path], Trainer]) -> list[dict]:
-    """Logs of a training run, which `train` does in the folder that it is given; the model is kept beside them."""
-    if not (target / "config.json").exists():
-        started, work = time.perf_counter(), target.with_name(f"{target.name}.unfinished")
-        trainer = train(work)
-        trainer.model.save_pretrained(work)
-        (work / "logs.json").write_text(json.dumps(trainer.state.log_history))
-        shutil.rmtree(target, ignore_errors=True)
-        work.rename(target)
-        print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
-    return json.loads((target / "logs.json").read_text())
-
-
-def training_time(logs: list[dict]) -> float:
-    """Seconds that a run's training took."""
-    return next(log["train_runtime"] for log in logs if "train_runtime" in log)
-
-
-def digest(*parts) -> str:
-    """A name for what is kept of a run."""
-    described = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+def _until_converged(patience: int, metric: str) -> dict:
+    """Arguments of a training until convergence; its epochs are checkpoints, from which a stopped run goes on."""
+    return dict(
+        eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
+        metric_for_best_model=metric, greater_is_better=True, predict_with_generate=True, generation_max_length=21,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"mode": "max", "factor": 0.5, "patience": patience // 2},
+    )  # fmt: skip

@@ -46,7 +46,7 @@ def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
     experiments = ExperimentCache(Scale(4_000 if quick else 20_000, 200), folder)
     task = experiments.task("stress")
-    model = experiments.model(RunConfig("stress", "cross-entropy", 8, 4e-3, bidirectional=False), 1)
+    model = experiments.model(RunConfig("stress", "cross-entropy", 8, 4e-3, False), 1)
     rows = [row for row in task.encoded["train"] if len(row["labels"]) == 11][:4]
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
     generator = torch.Generator().manual_seed(1)

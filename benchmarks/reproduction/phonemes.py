@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from benchmarks.reproduction.experiment_cache import digest
+from benchmarks.reproduction.storage import digest
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.cmudict_tasks import load_phonemes
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -29,6 +30,9 @@ class Report:
     notes: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
+    raw: dict = field(
+        default_factory=dict
+    )  # what else goes to the JSON: curves, the trials that settings were chosen by
 
     def add(self, row: str, runs: dict[str, list[float]]) -> None:
         """Adds a row, or columns to a row."""
@@ -38,7 +42,8 @@ class Report:
         """Records whether a claim of the paper, that one cell is larger than another, was seen.
 
         Compared seed by seed: the runs of one seed share their data and, where they have one, their start. A mean
-        gain of less than two of its standard errors, either way, is not clear.
+        gain of less than two of its standard errors, either way, is not clear. The sign test's p is two-sided: the
+        probability that fair coins part as unevenly; seeds without a difference are left out of it.
         """
         first, second = (self.rows[row][column] for row, column in (better, worse))
         gains = [a - b for a, b in zip(first, second, strict=True)]
@@ -49,7 +54,8 @@ class Report:
         else:
             verdict = "not clear" if abs(mean) < 2 * spread else "seen" if mean > 0 else "not seen"
         self.findings.append(
-            f"{claim}: {verdict} ({mean:+.2f} ± {spread:.2f} standard error, better in {wins} of {len(gains)} seeds)"
+            f"{claim}: {verdict} ({mean:+.2f} ± {spread:.2f} standard error, better in {wins} of {len(gains)} seeds, "
+            f"sign test {sign_test(gains):.2g})"
         )
 
     def markdown(self, command: str, seconds: float) -> str:
@@ -75,10 +81,21 @@ class Report:
             "name": self.name, "title": self.title, "command": command(), "machine": describe_machine(),
             "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
             "seeds": self.seeds, "rows": self.rows,
-            "findings": self.findings, "notes": self.notes,
+            "findings": self.findings, "notes": self.notes, **self.raw,
         }  # fmt: skip
         (folder / f"{self.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
         return text
+
+
+def sign_test(differences: list[float]) -> float:
+    """Two-sided p of the signs of paired differences, those of 0 left out.
+
+    >>> sign_test([0.3, 0.1, 0.2, 0.4, 0.1])
+    0.0625
+    """
+    positive, negative = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    tail = sum(math.comb(positive + negative, k) for k in range(min(positive, negative) + 1))
+    return min(1.0, 2 * tail / 2 ** (positive + negative))
 
 
 def command() -> str:

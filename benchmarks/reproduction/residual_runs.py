@@ -22,7 +22,7 @@ from transformers import (
     set_seed,
 )
 
-from benchmarks.reproduction.experiment_cache import digest, kept, kept_run, training_time
+from benchmarks.reproduction.storage import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.continuations import split_continuations
 from hf_ebm.data.kjv import load_kjv_verses

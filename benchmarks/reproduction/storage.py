@@ -1,0 +1,114 @@
+"""What a working folder keeps: trained models and what was computed with them, under a digest of their settings.
+
+A run that was stopped goes on where it was, one that another process is at is waited for, and what an older version of
+the experiments kept is not mixed with today's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+VERSION = 2  # of what is kept; to be raised when the same settings come to mean other models or data
+
+
+class OutOfTime(Exception):
+    """Raised before a computation that would start behind the time limit."""
+
+
+class Deadline:
+    """When the last computation may start, in seconds of `time.monotonic`."""
+
+    at = float("inf")
+
+    @classmethod
+    def check(cls) -> None:
+        """Raises `OutOfTime` behind the limit."""
+        if time.monotonic() > cls.at:
+            raise OutOfTime
+
+
+def check_folder(folder: Path) -> None:
+    """Marks a working folder as this version's; raises `ValueError` for one of another version."""
+    mark = folder / "version.json"
+    found = _read(mark) if mark.exists() else None if not _has_runs(folder) else 1
+    if found is None:
+        _write(mark, VERSION)
+    elif found != VERSION:
+        raise ValueError(
+            f"work_dir must hold runs of version {VERSION}, got version {found} in {folder}: delete it, or give another"
+        )
+
+
+def kept(path: Path, compute: Callable[[], Any]) -> Any:
+    """What `compute` gives, from the file of JSON if it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            Deadline.check()
+            _write(path, compute())
+    return _read(path)
+
+
+def kept_run(target: Path, name: str, train: Callable[[Path], Trainer]) -> list[dict]:
+    """Logs of a training run, which `train` does in the folder that it is given; the model is kept beside them."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not (target / "logs.json").exists():
+            Deadline.check()
+            started, work = time.perf_counter(), target.with_name(f"{target.name}.unfinished")
+            trainer = train(work)
+            trainer.model.save_pretrained(work)
+            for checkpoint in work.glob("checkpoint-*"):
+                shutil.rmtree(checkpoint)
+            _write(work / "logs.json", trainer.state.log_history)
+            shutil.rmtree(target, ignore_errors=True)
+            work.rename(target)
+            print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
+    return _read(target / "logs.json")
+
+
+def train_on(trainer: Trainer) -> None:
+    """Trains, from the last checkpoint of the trainer's folder if there is one."""
+    folder = Path(trainer.args.output_dir)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
+
+
+def training_time(logs: list[dict]) -> float:
+    """Seconds that a run's training took."""
+    return next(log["train_runtime"] for log in logs if "train_runtime" in log)
+
+
+def digest(*parts) -> str:
+    """A name for what is kept of a run."""
+    described = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(folder.glob("*/logs.json")) or any(folder.glob("*.json"))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not whole ({error}): delete it, and it is computed again") from None
+
+
+def _write(path: Path, found: Any) -> None:
+    """In place by one rename: a file is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found))
+    part.replace(path)
