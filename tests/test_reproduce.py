@@ -38,7 +38,7 @@ from hf_ebm.objectives.completions import completion_log_probs
 
 pytestmark = pytest.mark.slow
 
-TINY = Scale(32, 40, 1, 1, 1, 2, (1, 2))
+TINY = Scale(32, 40, 1, 1, 1, 1, (1, 2))
 
 
 def test_everything_is_listed():

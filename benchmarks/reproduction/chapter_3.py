@@ -47,8 +47,8 @@ def table_3_1(experiments: ExperimentCache, report: Report) -> None:
     report.notes.append(
         f"Bidirectional LSTM, greedy decoding; all rows but the first train for {experiments.scale.search_epochs} "
         "epochs from the converged start; inverse sigmoid in hundredths of the training, α = 1 fixed or growing by "
-        f"1.02 a hundredth; learning rate of {RATES} and k of {DECAYS} chosen. F1 is the macro average over primary and "
-        "secondary stress of vowels."
+        f"1.02 a hundredth; learning rate of {RATES} and k of {DECAYS} chosen. F1 is the macro average over primary "
+        "and secondary stress of vowels."
     )
     for label in labels.values():
         column = f"{label} test"

@@ -94,7 +94,8 @@ def table_4_1(experiments: ExperimentCache, report: Report) -> None:
     report.notes.append(
         f"Stress tagging (accuracy on vowels), unidirectional encoder with fixed attention, k = {BEAMS}, α fixed at 1 "
         f"or 3, or growing from 1 by 1.3 or {GROWTH} an epoch, local scores; soft beam decoding at the α of the last "
-        "epoch. The paper's tagger is bidirectional; on this task that leaves search almost nothing to decide (tables 5.2 and 5.3)."
+        "epoch. The paper's tagger is bidirectional; on this task that leaves search almost nothing to decide "
+        "(tables 5.2 and 5.3)."
     )
 
 
