@@ -11,7 +11,7 @@ from hf_ebm import EnergyModel
 from hf_ebm.cli.main import main
 from hf_ebm.demo.scoring import score_lines
 from hf_ebm.evaluate_modules.shared import score
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.texts import report_unknown, unknown_of
 from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer

@@ -21,7 +21,7 @@ from benchmarks.reproduction.storage import digest
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.data.cmudict_tasks import load_phonemes
 from hf_ebm.data.synthetic import END, FIRST_SYMBOL, MASK, PAD, START
-from hf_ebm.models.lstm.factored_partition import factored_log_partition
+from hf_ebm.models.lstm.modeling_bilstm import factored_log_partition
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 

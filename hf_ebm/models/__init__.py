@@ -1,8 +1,8 @@
-"""Transformers models of the project, one folder each: configuration_*.py and modeling_*.py, as in Transformers.
+"""Transformers models of the project, in a folder each: configuration_*.py and modeling_*.py, as in Transformers.
 
 - `energy`: masked language models as energies; `residual`: a causal language model corrected by an energy;
 - `autoregressive_product`: a product of two causal models; `lstm`: recurrent sequence-to-sequence models;
-- `checkpoints`, `adapters`, `fingerprints`, `reranking`, `publishing`: what they share.
+- `checkpoints`, `adapters`, `fingerprints`, `common`: what they share.
 """
 
 from hf_ebm.renamed import rename_modules
@@ -10,5 +10,7 @@ from hf_ebm.renamed import rename_modules
 _MOVED = {
     "configs": "models.checkpoints", "own_code": "models.checkpoints", "weights": "models.checkpoints",
     "position_limits": "model_facts", "probes": "model_facts",
+    "publishing": "models.common", "reranking": "models.common",
+    "autoregressive_product.modeling_product": "models.autoregressive_product",
 }  # fmt: skip
 rename_modules(__name__, {old: f"hf_ebm.{new}" for old, new in _MOVED.items()})

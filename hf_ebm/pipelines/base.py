@@ -14,8 +14,8 @@ from transformers.pipelines.pt_utils import KeyDataset, PipelineDataset, Pipelin
 from hf_ebm.checks import as_whole, check_choice, shown, whole
 from hf_ebm.models.adapters import saved_type, unwrapped
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.models.energy.encoding import check_same_mask
-from hf_ebm.models.energy.token_roles import token_roles
 from hf_ebm.texts import UNKNOWN_TOKENS, report_unknown
 
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "token", "revision", "subfolder")

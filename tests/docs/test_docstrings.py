@@ -19,8 +19,8 @@ MODULES = [
 ]
 OTHERS = [
     "hf_ebm.assets", "hf_ebm.texts", "hf_ebm.data.metrics", "hf_ebm.data.symbols", "hf_ebm.data.synthetic",
-    "hf_ebm.models.autoregressive_product.modeling_product", "hf_ebm.models.energy.conditional_energy",
-    "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.scoring_energy", "hf_ebm.models.reranking",
+    "hf_ebm.models.autoregressive_product", "hf_ebm.models.energy.conditional_energy",
+    "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.scoring_energy", "hf_ebm.models.common",
     "hf_ebm.models.residual.modeling_residual",
 ]  # fmt: skip
 # What takes a model or what runs one, a state of chains, or numbers of a step is shown by the methods that call it, and

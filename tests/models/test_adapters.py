@@ -16,7 +16,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMas
 
 from hf_ebm import EnergyModel
 from hf_ebm.models.adapters import has_adapters, own_tokenizer
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.models.families import tiny_family_model
 from tests.models.tokenizers_for_tests import small_tokenizer
 

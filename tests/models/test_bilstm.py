@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM
 
 from hf_ebm import BiLSTMForMaskedLM, BiLSTMMaskedLMConfig, EnergyModel
 from hf_ebm.exact import energies_from_contexts
-from hf_ebm.models.lstm.factored_partition import factored_log_partition
+from hf_ebm.models.lstm.modeling_bilstm import factored_log_partition
 
 ROLES = dict(
     mask_token_id=3, pad_token_id=0, special_token_ids=[0, 1, 2], excluded_token_ids=[], prefix_token_ids=[1],

@@ -9,7 +9,7 @@ from transformers import BartConfig, BartForConditionalGeneration, GPT2Config, G
 from hf_ebm import EnergyModel, enumerate_distribution
 from hf_ebm.data.symbols import symbol_tokenizer
 from hf_ebm.models.energy import length_log_probs
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.conftest import tiny_mlm
 from tests.sampling.oracle import total_variation_limit
 

@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from hf_ebm.models.lstm.factored_partition import factored_log_partition
+from hf_ebm.models.lstm.modeling_bilstm import factored_log_partition
 from tests.models.lstm_models import KINDS, LENGTHS, tiny_batch, tiny_lstm
 from tests.models.test_bilstm import tiny_bilstm
 

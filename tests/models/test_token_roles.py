@@ -5,7 +5,7 @@ from tokenizers import AddedToken
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from hf_ebm import EnergyModel
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.models.tokenizers_for_tests import KINDS, small_tokenizer
 
 

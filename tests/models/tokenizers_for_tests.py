@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 from hf_ebm import EnergyModel
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 
 LINES = [
     "In the beginning God created the heaven and the earth.",

@@ -7,7 +7,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
-from hf_ebm.models.energy.token_roles import token_roles
+from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.pipelines import EnergyRerankingPipeline
 from tests.models.residual_models import spread
 from tests.pipelines.models_for_pipelines import assert_like, calls_of, energy_model, residual_model, tokenizer

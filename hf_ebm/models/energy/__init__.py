@@ -5,7 +5,8 @@ from hf_ebm.models.energy.configuration_energy import EnergyConfig
 from hf_ebm.models.energy.modeling_energy import EnergyModel, EnergyOutput
 from hf_ebm.renamed import rename_modules
 
-_MOVED = {"context": "inputs", "prompts": "chains", "resizing": "token_roles"}
+_ROLES = dict.fromkeys(("resizing", "token_roles"), "configuration_energy")
+_MOVED = {"context": "inputs", "prompts": "chains"} | _ROLES
 rename_modules(__name__, {old: f"{__name__}.{new}" for old, new in _MOVED.items()})
 
 __all__ = ["ConditionalGenerationOutput", "EnergyConfig", "EnergyModel", "EnergyOutput", "length_log_probs"]

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hf_ebm.model_facts import num_embeddings
+from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.models.energy.modeling_energy import EnergyModel
-from hf_ebm.models.energy.token_roles import token_roles
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 

@@ -29,9 +29,8 @@ from hf_ebm.models.adapters import (
     save_adapter,
 )
 from hf_ebm.models.checkpoints import check_trust, load_inner_code, load_whole
-from hf_ebm.models.energy.configuration_energy import EnergyConfig
+from hf_ebm.models.energy.configuration_energy import EnergyConfig, token_roles
 from hf_ebm.models.energy.inputs import check_masked_lm_config
-from hf_ebm.models.energy.token_roles import token_roles
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin

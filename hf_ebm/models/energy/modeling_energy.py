@@ -32,15 +32,13 @@ from hf_ebm.models.checkpoints import (
     refuse_own_code,
     save_code,
 )
+from hf_ebm.models.common import PublishingMixin, register, rerank
 from hf_ebm.models.energy.conditional_energy import generate_from_sources
-from hf_ebm.models.energy.configuration_energy import EnergyConfig
+from hf_ebm.models.energy.configuration_energy import EnergyConfig, rehearse, resized_number, resized_roles
 from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
 from hf_ebm.models.energy.scoring_energy import score, score_ids
-from hf_ebm.models.energy.token_roles import rehearse, resized_number, resized_roles
-from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.reranking import rerank
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits

@@ -1,8 +1,8 @@
 """`ResidualEnergyModel`: a causal language model times the exponential of minus an energy.
 
 - `configuration_residual`, `modeling_residual`: the Transformers model; `joined_models`: the two models inside it;
-- `inputs_residual`: checks of what callers give; `candidates`: continuations of the language model and their energies;
-- `generation_residual`, `stepwise`: joint sampling; `scoring_residual`: energies of texts; `perplexity`: bounds.
+- `inputs_residual`: checks of what callers give; `candidates`: continuations of the language model, their energies, and
+  one token after another; `generation_residual`: sampling; `scoring_residual`: energies of texts; `perplexity`: bounds.
 """
 
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
@@ -10,7 +10,8 @@ from hf_ebm.models.residual.generation_residual import JointGenerationConfig, Jo
 from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel, ResidualEnergyOutput
 from hf_ebm.renamed import rename_modules
 
-rename_modules(__name__, {"prefix_cache": f"{__name__}.candidates", "retokenization": f"{__name__}.joined_models"})
+_MOVED = {"prefix_cache": "candidates", "retokenization": "joined_models", "stepwise": "candidates"}
+rename_modules(__name__, {old: f"{__name__}.{new}" for old, new in _MOVED.items()})
 
 __all__ = [
     "JointGenerationConfig",

@@ -19,8 +19,7 @@ from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import model_output, state_kept
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapters
 from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
-from hf_ebm.models.publishing import PublishingMixin, register
-from hf_ebm.models.reranking import rerank
+from hf_ebm.models.common import PublishingMixin, register, rerank
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, generate
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of

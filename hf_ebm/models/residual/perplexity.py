@@ -20,10 +20,11 @@ from hf_ebm.models.residual.candidates import (
     SamplingParameters,
     candidate_energies,
     check_continuations_fit,
+    clamped_energies,
+    log_partition_of_last_token,
     sample_continuations,
 )
 from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
-from hf_ebm.models.residual.stepwise import clamped_energies, log_partition_of_last_token
 from hf_ebm.objectives.completions import completion_token_log_probs
 from hf_ebm.objectives.partition_function import (
     LogPartitionBounds,

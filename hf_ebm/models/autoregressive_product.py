@@ -24,7 +24,7 @@ from hf_ebm.models.checkpoints import (
     load_whole,
     refuse_class_of_its_own,
 )
-from hf_ebm.models.publishing import PublishingMixin, register
+from hf_ebm.models.common import PublishingMixin, register
 from hf_ebm.objectives.losses import IGNORED, at_least_float32, cross_entropy_sum
 
 if TYPE_CHECKING:
