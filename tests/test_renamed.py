@@ -9,6 +9,7 @@ import pytest
 import hf_ebm.objectives
 import hf_ebm.trainers
 from hf_ebm.renamed import rename_modules
+from tests.conftest import tiny_energy_model
 
 OLD = {
     "hf_ebm.unknown_tokens": ("unknown_of", "hf_ebm.texts"),
@@ -77,6 +78,12 @@ def test_things_are_found_under_their_old_names(old):
     with pytest.warns(FutureWarning, match=rf"{'.'.join(old)} is called {module}.{name} now"):
         found = getattr(importlib.import_module(old[0]), old[1])
     assert found is getattr(importlib.import_module(module), name)
+
+
+def test_what_a_run_is_of_is_found_under_its_old_name():
+    run = tiny_energy_model().generate(lengths=2, num_epochs=1).run
+    with pytest.warns(FutureWarning, match="recipe is called run_config now"):
+        assert run.recipe is run.run_config
 
 
 def test_a_module_is_imported_when_something_of_it_is_asked_for(monkeypatch):

@@ -93,7 +93,7 @@ class Sampling:
         texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
         final = output.run.state.energy.double().tolist()
         return cls(
-            settings=dict(output.run.recipe["settings"]),
+            settings=dict(output.run.run_config["settings"]),
             chains=len(output.sequences),
             acceptance=float(output.trace.acceptance_rate.nanmean()),
             novel=float(output.trace.novel_rate.nanmean()),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from hf_ebm.renamed import warn_of_rename
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import Context
 
@@ -69,7 +70,7 @@ class ChainRun:
         samples: (C, kept or more, T) tokens kept.
         sample_energies: (C, kept or more) their energies.
         num_masked_rows: masked rows run.
-        recipe: what the run is of: settings, seed, chain keys; a state only continues the same recipe.
+        run_config: what the run is of: settings, seed, chain keys; a state only continues the same one.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
         context: what the model reads of each chain beside its tokens.
     """
@@ -83,21 +84,27 @@ class ChainRun:
     samples: Tensor
     sample_energies: Tensor
     num_masked_rows: int
-    recipe: dict
+    run_config: dict
     start: Tensor
     stop: Tensor
     free: Tensor
     context: Context | None = None
 
     @classmethod
-    def begin(cls, state: ChainState, recipe: dict, target: Target) -> Self:
+    def begin(cls, state: ChainState, run_config: dict, target: Target) -> Self:
         """A run that has done nothing yet."""
         chains, length = state.ids.shape
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
         where = (target.start, target.stop, target.free.cpu(), target.context)
         tally = Tally.zeros(chains, state.ids.device)
-        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, recipe, *where)
+        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, run_config, *where)
+
+    @property
+    def recipe(self) -> dict:
+        """The old name of `run_config`."""
+        warn_of_rename("recipe", "run_config")
+        return self.run_config
 
     @property
     def has_begun(self) -> bool:
@@ -133,7 +140,7 @@ class ChainRun:
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
         if self.context is not None:
             tensors |= _context_tensors(self.context)
-        values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "recipe")}
+        values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "run_config")}
         return {name: value.cpu().contiguous() for name, value in tensors.items()}, values
 
     @classmethod

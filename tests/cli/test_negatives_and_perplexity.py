@@ -103,8 +103,8 @@ def test_records_are_what_the_trainer_reads(folders, whole, tmp_path, capsys):
             assert 1 <= len(own) <= 4 and tokenizer.sep_token_id not in own[:-1]
             assert len(own) == 4 or own[-1] == tokenizer.sep_token_id
     run(*negatives(folders, tmp_path / "out.jsonl"))
-    recipe = json.loads((tmp_path / "out.jsonl.run.json").read_text())
-    assert (recipe["temperature"], recipe["top_k"], recipe["top_p"], recipe["seed"]) == (1.0, None, None, 4)
+    noted = json.loads((tmp_path / "out.jsonl.run.json").read_text())
+    assert (noted["temperature"], noted["top_k"], noted["top_p"], noted["seed"]) == (1.0, None, None, 4)
     rows = datasets.load_dataset("json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path))
     model = ResidualEnergyModel.from_pretrained(folders / "residual")
     config = ResidualNCEConfig(str(tmp_path / "o"), max_steps=2, report_to=[], use_cpu=True, max_new_tokens=4)

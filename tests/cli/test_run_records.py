@@ -105,9 +105,9 @@ def test_records_of_earlier_versions_are_refused_with_what_to_do(tmp_path, model
     output = tmp_path / "out.jsonl"
     arguments = [*commands(tmp_path, language_model, model)["sample"], "--output", output]
     run(*arguments)
-    recipe, before = json.loads((tmp_path / "out.jsonl.run.json").read_text()), output.read_bytes()
-    del recipe["checksums"]
-    for content in (json.dumps(recipe), "[]", "{"):
+    noted, before = json.loads((tmp_path / "out.jsonl.run.json").read_text()), output.read_bytes()
+    del noted["checksums"]
+    for content in (json.dumps(noted), "[]", "{"):
         (tmp_path / "out.jsonl.run.json").write_text(content)
         capsys.readouterr()
         error = refused(capsys, *arguments)

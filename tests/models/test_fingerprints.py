@@ -114,7 +114,7 @@ def test_a_run_that_save_wrote_has_every_chains_energy_compared(tmp_path):
     run.save(tmp_path / "run")
     whole = model.generate(**BASE | {"num_epochs": 9})
     assert equal(whole, model.generate(resume_from=tmp_path / "run", num_epochs=9, save_state_to=tmp_path / "more"))
-    assert SavedRun.load(tmp_path / "more").recipe["model"] == model_fingerprints(model)
+    assert SavedRun.load(tmp_path / "more").run_config["model"] == model_fingerprints(model)
     terms = run.state.token_energies.clone()
     terms[2, 1] += 0.5
     replace(run, state=run.state._replace(token_energies=terms)).save(tmp_path / "run")

@@ -379,7 +379,7 @@ def test_a_decoder_under_its_old_name_warns_and_decodes():
     expected = model.generate(decoder="mask_predict", **settings)
     with pytest.warns(FutureWarning, match="decoder='mask_predict'"):
         found = model.generate(kernel="mask_predict", **settings)
-    assert equal(found, expected) and found.run.recipe == expected.run.recipe
+    assert equal(found, expected) and found.run.run_config == expected.run.run_config
     with pytest.warns(FutureWarning, match="decoder='mask_predict'"):
         assert ChainGenerationConfig(kernel="mask_predict").settings()["decoder"] == "mask_predict"
 

@@ -120,6 +120,7 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
 def written_before(folder, run) -> None:
     """A run as the versions wrote it that had two files for it."""
     tensors, values = run.parts()
+    values["recipe"] = values.pop("run_config")
     blob = save(tensors)
     digest = hashlib.sha256(blob).hexdigest()
     header = {"format": 2, **values, "tensors": f"chains-{digest[:16]}.safetensors", "sha256": digest}

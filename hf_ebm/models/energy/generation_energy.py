@@ -192,18 +192,18 @@ def _begin(
     if given and (asked.lengths is not None or overrides.get("lengths") is not None):
         raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
     if given:
-        config.lengths = None  # the model's own concern sampling from nothing, and are no part of this recipe
+        config.lengths = None  # the model's own concern sampling from nothing, and are no part of this run
     config.draw_seed()
     support = proposal_support(model, config.suppress_tokens)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
     target = _target(model, chains, config, support, extra, token_budget)
     keys = [list(key) for key in chains.keys]
-    recipe = {
+    run_config = {
         "settings": config.settings(), "keys": keys, "energy": model.config.energy,
         "extra_energies": weights_of(extra),
     }  # fmt: skip
-    return _Job(SavedRun.begin(target.unknown_state(chains.ids), recipe, target), config, chains.keys, target)
+    return _Job(SavedRun.begin(target.unknown_state(chains.ids), run_config, target), config, chains.keys, target)
 
 
 def _resume(
@@ -216,7 +216,7 @@ def _resume(
 ) -> _Job:
     given = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
     run, config = resumed(model, path, ChainGenerationConfig(**given), extra)
-    keys, free = [ChainKey(*key) for key in run.recipe["keys"]], run.free.to(model.input_device)
+    keys, free = [ChainKey(*key) for key in run.run_config["keys"]], run.free.to(model.input_device)
     chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
     target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
     if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):

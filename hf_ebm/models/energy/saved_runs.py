@@ -90,7 +90,7 @@ def resumed(
         ValueError: for settings, a model or extra energies that are not the run's.
     """
     run = SavedRun.load(path)
-    saved = ChainGenerationConfig(**run.recipe["settings"])
+    saved = ChainGenerationConfig(**run.run_config["settings"])
     for name, value in saved.layered(saved.settings(), asked.settings()).items():
         if name not in _EXTENSIBLE and value != getattr(saved, name):
             raise ValueError(f"resume_from: the saved run has {name}={getattr(saved, name)!r}, not {value!r}")
@@ -100,24 +100,24 @@ def resumed(
     if config.num_epochs < run.epoch + (run.step > 0):
         raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
     check_run_fits(config, *run.state.ids.shape)
-    if run.recipe["energy"] != model.config.energy:
+    if run.run_config["energy"] != model.config.energy:
         raise ValueError(
-            f"resume_from: the saved run samples {run.recipe['energy']!r}, this model {model.config.energy!r}"
+            f"resume_from: the saved run samples {run.run_config['energy']!r}, this model {model.config.energy!r}"
         )
-    weights = run.recipe.get("extra_energies")  # earlier versions noted none
+    weights = run.run_config.get("extra_energies")  # earlier versions noted none
     if weights not in (None, weights_of(extra)):
         raise ValueError(
             f"resume_from: the saved run has extra_energies of the weights {weights}, got {weights_of(extra)}; give "
             "the same again"
         )
-    noted = run.recipe.get("model", {})
+    noted = run.run_config.get("model", {})
     others = [name for name, found in (model_fingerprints(model) if noted else {}).items() if found != noted[name]]
     if others:
         raise ValueError(
             f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
             "started with, or start anew"
         )
-    return replace(run.to(model.input_device), recipe=run.recipe | {"settings": config.settings()}), config
+    return replace(run.to(model.input_device), run_config=run.run_config | {"settings": config.settings()}), config
 
 
 def check_same_target(run: SavedRun, target: Target) -> None:
@@ -126,7 +126,7 @@ def check_same_target(run: SavedRun, target: Target) -> None:
     Other extra energies would go unnoticed otherwise, and the carried energies would be wrong; so would another model
     where the state has no fingerprints, as those that `SavedRun.save` writes of a run that was not saved as it went.
     """
-    chains = torch.arange(1 if "model" in run.recipe else len(run.state.ids), device=run.state.ids.device)
+    chains = torch.arange(1 if "model" in run.run_config else len(run.state.ids), device=run.state.ids.device)
     terms = target.terms(run.state.ids[chains], chains, target.free[chains])
     # Half-precision logits of another batch shape differ in the second digit after the point.
     tolerance = 1e-3 if target.runner.dtype in (torch.float32, torch.float64) else 0.1
@@ -144,7 +144,8 @@ def check_same_target(run: SavedRun, target: Target) -> None:
 
 def with_fingerprints(run: SavedRun, model: PreTrainedModel) -> SavedRun:
     """A run that is to be saved knows its model."""
-    return run if "model" in run.recipe else replace(run, recipe=run.recipe | {"model": model_fingerprints(model)})
+    noted = run.run_config
+    return run if "model" in noted else replace(run, run_config=noted | {"model": model_fingerprints(model)})
 
 
 def weights_of(extra: tuple[ExtraEnergy, ...]) -> list[float]:
@@ -211,4 +212,6 @@ def _read_of_before(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _checked(values: dict[str, Any], readable: int) -> dict[str, Any]:
     if values["format"] != readable:
         raise ValueError(f"format {values['format']}, this version reads {readable}")
+    if "recipe" in values:  # as earlier versions called it
+        values["run_config"] = values.pop("recipe")
     return values
