@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+from accelerate.utils import is_compiled_module
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -117,11 +118,25 @@ def has_adapters(model: nn.Module) -> bool:
     return tuners is not None and any(isinstance(module, tuners.BaseTunerLayer) for module in model.modules())
 
 
+def compiled_in_place(model: Any) -> Any:
+    """Of what `torch.compile` returns the model, compiled in place: its class and its weights keep their names.
+
+    Other objects are returned as they are.
+    """
+    if not is_compiled_module(model):
+        return model
+    inner = model._orig_mod
+    inner._compiled_call_impl = model.dynamo_ctx(inner._call_impl)
+    return inner
+
+
 def unwrapped(name: str, model: object) -> object:
     """The base model of a `PeftModel`, its adapters' layers in it, as Transformers' own integration has them.
 
-    Other objects are returned as they are. Errors as of `check_in_layers`.
+    A model that was compiled is compiled in place. Other objects are returned as they are. Errors as of
+    `check_in_layers`.
     """
+    model = compiled_in_place(model)
     check_in_layers(name, model)
     if not _is_peft(model):
         return model

@@ -12,6 +12,7 @@ its weights take to read. Whether each of these equals the full forward is check
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.scoring.passes import Pass, few_sizes, gather_positions, is_compiled, read_in_compiled
 
 logger = logging.get_logger(__name__)
 
@@ -37,25 +39,6 @@ _WITHOUT = {
 
 # `(values (N, T, D), positions (N, P)) -> values` of which those at the positions count.
 _Narrowing = Callable[[Tensor, Tensor], Tensor]
-
-
-def gather_positions(values: Tensor, positions: Tensor) -> Tensor:
-    """`values` (N, T, D) at `positions` (N, P) → (N, P, D)."""
-    return values.gather(1, positions.to(values.device)[..., None].expand(-1, -1, values.shape[-1]))
-
-
-class Pass(NamedTuple):
-    """A forward pass.
-
-    Attributes:
-        input_ids: (N, T) token ids.
-        positions: (N, P) what is read; the same P in passes that run together.
-        inputs: further model inputs.
-    """
-
-    input_ids: Tensor
-    positions: Tensor
-    inputs: dict[str, Any]
 
 
 class _Hooks(NamedTuple):
@@ -88,7 +71,10 @@ class PositionLogits:
 
     def together(self, passes: Sequence[Pass]) -> list[Tensor]:
         """Logits (N, P, V) of each of several passes."""
-        hooks = [self._hooks_for(one) for one in passes]
+        compiled = is_compiled(self.model)
+        hooks = [self._hooks_for(one, compiled) for one in passes]
+        if compiled:
+            return [self._compiled(one, how) for one, how in zip(passes, hooks, strict=True)]
         cut = [(one, how) for one, how in zip(passes, hooks, strict=True) if how is not None]
         if len(passes) > 1 and len(cut) == len(passes) and self._holds("one head", _Hooks(cut[0][1].base, {}), passes):
             return list(self._hooked(cut).split([len(one.input_ids) for one in passes]))
@@ -103,7 +89,7 @@ class PositionLogits:
         base = getattr(self.model, getattr(self.model, "base_model_prefix", "") or "-", None)
         return base if isinstance(base, nn.Module) and base is not self.model else None
 
-    def _hooks_for(self, one: Pass) -> _Hooks | None:
+    def _hooks_for(self, one: Pass, compiled: bool) -> _Hooks | None:
         """How a pass is cut down, or `None` where its head runs at all positions."""
         base, width = self.base, one.positions.shape[1]
         if base is None or width >= one.input_ids.shape[1]:
@@ -112,7 +98,7 @@ class PositionLogits:
         if not self._holds("head", head_alone, [one]):
             return None
         # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
-        narrow = last_expansions(base) if width == 1 and not torch.is_grad_enabled() else {}
+        narrow = last_expansions(base) if width == 1 and not torch.is_grad_enabled() and not compiled else {}
         both = _Hooks(base, narrow)
         return both if narrow and self._holds("feed-forward", both, [one]) else head_alone
 
@@ -123,6 +109,17 @@ class PositionLogits:
 
     def _full(self, one: Pass) -> Tensor:
         return gather_positions(self._run(one), one.positions)
+
+    def _compiled(self, one: Pass, hooks: _Hooks | None) -> Tensor:
+        """Logits of a pass through compiled code, its head at the positions alone unless `hooks` is `None`."""
+        found = []
+        for first, stop in few_sizes(len(one.input_ids)):
+            part = one.rows(first, stop)
+            with nullcontext() if hooks is None else read_in_compiled(hooks.base, part.positions):
+                logits = self._run(part)
+            whole = hooks is None or logits.shape[1] != part.positions.shape[1]
+            found.append(gather_positions(logits, part.positions) if whole else logits)
+        return torch.cat(found)[: len(one.input_ids)]  # a copy, as the next run of a CUDA graph overwrites its output
 
     def _hooked(self, cut: Sequence[tuple[Pass, _Hooks]], narrowed: _Narrowing = gather_positions) -> Tensor:
         """Logits (sum of N, P, V) of passes that are cut down, the head run once, in the last of them."""
@@ -160,8 +157,10 @@ class PositionLogits:
         numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
         key = (what, *numbers, *_make(self.model, hooks.base), size, tuple(hooks.narrow))
         if key not in self._verified:
-            few = [_two_rows(one) for one in (passes[0], *(others or passes[1:])[:1])]
-            with evaluation_mode(self.model):
+            few = [one.rows(0, 2) for one in (passes[0], *(others or passes[1:])[:1])]
+            # Compiled code would be traced for each side of the comparison.
+            eager = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
+            with evaluation_mode(self.model), eager:
                 verdict = self._verify(what, hooks, few)
             if verdict is None:
                 return False
@@ -265,15 +264,3 @@ def _make(model: nn.Module, base: nn.Module) -> tuple:
     adapters = [(one._disable_adapters, one.active_adapters, getattr(one, "merged_adapters", ())) for one in layers]
     parts = tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
     return len(inside), parts, repr(adapters)
-
-
-def _two_rows(one: Pass) -> Pass:
-    """Two rows of a pass; if need be one twice, as what has one row would be broadcast."""
-    rows = torch.arange(2, device=one.input_ids.device).clamp_max(len(one.input_ids) - 1)
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(cut(item) for item in value)
-        return value[rows.to(value.device)] if isinstance(value, Tensor) else value
-
-    return Pass(cut(one.input_ids), cut(one.positions), {name: cut(value) for name, value in one.inputs.items()})

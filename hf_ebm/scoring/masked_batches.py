@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import as_whole
 from hf_ebm.runtime import BYTES_PER_LOGIT
-from hf_ebm.scoring.head import Pass
+from hf_ebm.scoring.passes import Pass
 from hf_ebm.scoring.rows import BadLogitsError, MaskedRows, Reducer, Sequences, in_order
 
 logger = logging.get_logger(__name__)

@@ -32,8 +32,8 @@ SHOWN_ELSEWHERE = {
     "default_token_budget", "direct_loss", "draw_candidates", "empty_cache", "energy_terms", "epoch_blocks",
     "epoch_steps", "gather_positions", "gibbs", "hinge_loss", "import_arviz", "kernel_at", "last_expansions",
     "log_proposal_density", "mask_predict", "metropolis_hastings", "noise_of", "noise_scales", "output_of",
-    "perturb_", "proposal_of", "proposal_sums", "reads_own_token", "relaxed_beam_search", "run_epoch",
-    "sample_masks", "sampler_names", "scattered", "scores_in_contexts", "settings_without_effect",
+    "perturb_", "proposal_of", "proposal_sums", "read_in_compiled", "reads_own_token", "relaxed_beam_search",
+    "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts", "settings_without_effect",
     "soft_beam_search", "started", "state_from_cache", "token_energies", "variant_token_energies",
     "warn_of_poor_samples",
 }  # fmt: skip

@@ -68,9 +68,9 @@ _REPLACED = {
 NEEDED_INPUTS = {"flaubert": {"langs": 2}, "layoutlm": {"bbox": 3}, "xlm": {"langs": 2}, "xmod": {"lang_ids": 1}}
 
 
-def tiny_family_model(model_type: str):
+def tiny_family_model(model_type: str, **overrides):
     """A random model in evaluation mode whose logits are far from uniform."""
-    settings = _REPLACED.get(model_type) or {**_COMMON, **_SETTINGS.get(model_type, {})}
+    settings = (_REPLACED.get(model_type) or {**_COMMON, **_SETTINGS.get(model_type, {})}) | overrides
     torch.manual_seed(0)
     model = AutoModelForMaskedLM.from_config(CONFIG_MAPPING[model_type](**settings))
     for parameter in model.parameters():

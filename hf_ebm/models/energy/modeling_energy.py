@@ -18,6 +18,7 @@ from hf_ebm.models.adapters import (
     active_adapters,
     adapter_to_save,
     add_adapter,
+    compiled_in_place,
     has_adapters,
     refuse_other_adapter,
     switch_adapters,
@@ -188,6 +189,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
             save_code(self.mlm, AutoModelForMaskedLM, save_directory)
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
+    @torch.compiler.disable  # what a pass is made of depends on the data; passes may be compiled, see `compile`
     def forward(
         self,
         input_ids: Tensor,
@@ -223,6 +225,16 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
         )
         terms = token_energies(self.masked_batch_runner(token_budget), sequences, scored, self.config.energy)
         return EnergyOutput(energy=terms.sum(1), token_energies=terms)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the passes of the masked language model, in place; arguments as of `torch.compile`.
+
+        So does `model.mlm = torch.compile(model.mlm)`.
+        """
+        self.mlm.compile(*args, **kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, compiled_in_place(value) if name == "mlm" else value)
 
     @property
     def vocab_size(self) -> int:
