@@ -2,10 +2,13 @@
 
 import copy
 import inspect
+import json
 
 import pytest
 import torch
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
@@ -92,11 +95,21 @@ def test_activations_are_computed_again_and_the_update_is_the_same(kind, tmp_pat
 
 @pytest.mark.parametrize("kind", STEPWISE)
 def test_sharded_weights_are_refused_where_steps_read_them(kind, tmp_path):
-    with pytest.raises(ValueError, match="fsdp must be off"):
-        trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"), fsdp=True)
+    zero3 = {"zero_optimization": {"stage": 3}}
+    (tmp_path / "zero3.json").write_text(json.dumps(zero3))
+    for sharded in ({"fsdp": True}, {"deepspeed": zero3}, {"deepspeed": str(tmp_path / "zero3.json")}):
+        with pytest.raises(ValueError, match="fsdp and ZeRO-3 of deepspeed must be off"):
+            trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"), **sharded)
     trainer = trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"))
+    settings = HfDeepSpeedConfig(zero3)
+    set_hf_deepspeed_config(settings)  # as accelerate's settings do
+    try:
+        with pytest.raises(ValueError, match="ZeRO-3 of deepspeed must be off"):
+            Steps(trainer, trainer.args)
+    finally:
+        unset_hf_deepspeed_config()
     trainer.is_fsdp_enabled = True  # as accelerate's settings make it
-    with pytest.raises(ValueError, match="fsdp must be off"):
+    with pytest.raises(ValueError, match="fsdp and ZeRO-3 of deepspeed must be off"):
         Steps(trainer, trainer.args)
 
 
