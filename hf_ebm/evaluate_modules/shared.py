@@ -10,6 +10,9 @@ import os
 from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import datasets
+import evaluate
+
 from hf_ebm.objectives.sequence_costs import token_ids
 from hf_ebm.texts import report_unknown
 
@@ -89,6 +92,31 @@ def chains(argument: str, given: Any) -> list[list[str]]:
 def id_rows(argument: str, given: Any) -> list[list[int]]:
     """Rows of token ids, as Python ints; a row may be empty."""
     return token_ids(_rows(argument, given, "lists of token ids"), argument)
+
+
+# What `evaluate` stores of rows that were checked.
+_FEATURES: dict[Callable, Any] = {
+    texts: datasets.Value("string"),
+    references: datasets.List(datasets.Value("string")),
+    chains: datasets.List(datasets.Value("string")),
+    id_rows: datasets.List(datasets.Value("int64")),
+}
+
+
+def described(description: str, inputs: str, citation: str = "") -> Callable[[type], type]:
+    """A decorator of modules that says to `evaluate`, and in their docstrings, what they are and what they take."""
+
+    def decorated(module: type) -> type:
+        def info(self: CheckedInputs) -> evaluate.MetricInfo:
+            features = datasets.Features({name: _FEATURES[check] for name, check in self.checks.items()})
+            return evaluate.MetricInfo(
+                description=description, citation=citation, inputs_description=inputs, features=features
+            )
+
+        module._info = info  # type: ignore[attr-defined]  # of evaluate.Metric, which is without types
+        return evaluate.utils.file_utils.add_start_docstrings(description, inputs)(module)
+
+    return decorated
 
 
 def _rows(argument: str, given: Any, allowed: str) -> list:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, references, texts
+from hf_ebm.evaluate_modules.shared import CheckedInputs, described, references, texts
 from hf_ebm.objectives.sequence_costs import nearest_reference
 
 _DESCRIPTION = """\
@@ -55,19 +54,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS, _CITATION)
 class EditDistance(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": references}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.List(datasets.Value("string"))}
-            ),
-        )
 
     def _compute(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
         nearest = [

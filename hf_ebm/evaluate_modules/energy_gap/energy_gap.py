@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, energy_model, score, texts
+from hf_ebm.evaluate_modules.shared import CheckedInputs, described, energy_model, score, texts
 from hf_ebm.models.energy import EnergyModel
 
 _DESCRIPTION = """\
@@ -57,19 +56,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS, _CITATION)
 class EnergyGap(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": texts}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
-        )
 
     def _compute(
         self,

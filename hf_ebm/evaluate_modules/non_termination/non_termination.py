@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 import torch
 
 from hf_ebm.checks import whole, wholes
-from hf_ebm.evaluate_modules.shared import CheckedInputs, id_rows
+from hf_ebm.evaluate_modules.shared import CheckedInputs, described, id_rows
 from hf_ebm.objectives.sequence_costs import non_termination
 
 _DESCRIPTION = """\
@@ -53,17 +52,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS, _CITATION)
 class NonTermination(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": id_rows}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": datasets.List(datasets.Value("int64"))}),
-        )
 
     def _compute(self, predictions: list[list[int]], end_id: int | Iterable[int]) -> dict[str, Any]:
         lacking = torch.stack([non_termination(predictions, end) for end in _end_ids(end_id)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, chains
+from hf_ebm.evaluate_modules.shared import CheckedInputs, chains, described
 
 _DESCRIPTION = """\
 Novel rate of chains of samples: of all steps from one sample to the next, the share at which the text changes. A Markov
@@ -35,17 +34,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS)
 class NovelRate(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": chains}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": datasets.List(datasets.Value("string"))}),
-        )
 
     def _compute(self, predictions: list[list[str]]) -> dict[str, Any]:
         moves = [[before != sample for before, sample in itertools.pairwise(chain)] for chain in predictions]

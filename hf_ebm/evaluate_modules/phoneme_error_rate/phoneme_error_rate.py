@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 
 from hf_ebm.data.metrics import transcription_scores
-from hf_ebm.evaluate_modules.shared import CheckedInputs, references, texts
+from hf_ebm.evaluate_modules.shared import CheckedInputs, described, references, texts
 
 _DESCRIPTION = """\
 Phoneme error rate of transcriptions, such as pronunciations of words: symbols to insert, delete or substitute, by the
@@ -42,19 +41,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS)
 class PhonemeErrorRate(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": texts, "references": references}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_INPUTS,
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.List(datasets.Value("string"))}
-            ),
-        )
 
     def _compute(self, predictions: list[str], references: list[list[str]]) -> dict[str, Any]:
         scores = transcription_scores(predictions, references)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import datasets
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, id_rows
+from hf_ebm.evaluate_modules.shared import CheckedInputs, described, id_rows
 from hf_ebm.objectives.sequence_costs import repetition
 
 _DESCRIPTION = """\
@@ -46,17 +45,9 @@ Examples:
 """
 
 
-@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _INPUTS)
+@described(_DESCRIPTION, _INPUTS, _CITATION)
 class Repetition(CheckedInputs, evaluate.Metric):
     checks: ClassVar = {"predictions": id_rows}
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": datasets.List(datasets.Value("int64"))}),
-        )
 
     def _compute(self, predictions: list[list[int]]) -> dict[str, Any]:
         shares = repetition(predictions)
