@@ -5,12 +5,13 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -327,7 +328,13 @@ def test_models_that_cannot_be_trained_are_refused(folder, tmp_path, capsys):
     save_bart(tmp_path / "bart")
     for file in (tmp_path / "bart").glob("tokenizer*"):
         file.unlink()
-    messages = {"gpt2": "must be a sequence-to-sequence model", "bart": "has no tokenizer", "none": "cannot be loaded"}
+    weights = Path(save_bart(tmp_path / "torn"), "model.safetensors")
+    kept = {name: value for name, value in load_file(weights).items() if "fc1.weight" not in name}
+    save_file(kept, weights, {"format": "pt"})
+    messages = {
+        "gpt2": "must be a sequence-to-sequence model", "bart": "has no tokenizer", "none": "cannot be loaded",
+        "torn": "has no weights for model.decoder.layers.0.fc1.weight, model.encoder.layers.0.fc1.weight, which would",
+    }  # fmt: skip
     for name, message in messages.items():
         with pytest.raises(SystemExit):
             run(

@@ -22,6 +22,7 @@ from hf_ebm.data.symbols import num_target_ids
 from hf_ebm.loading import loading
 from hf_ebm.model_facts import check_causal, max_length, num_embeddings, special_ids
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone
+from hf_ebm.models.checkpoints import load_whole
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 
 FRESH = "lstm"
@@ -91,8 +92,8 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
     """A sequence-to-sequence model, or a causal one if there may be one, and its tokenizer.
 
     Raises:
-        ValueError: naming the argument, for a model of another kind, one that can't be loaded, one without a tokenizer,
-            and a causal one that sees what is behind a token.
+        ValueError: naming the argument, for a model of another kind, one that can't be loaded, lacks weights or has no
+            tokenizer, and a causal one that sees what is behind a token.
     """
     code = {"trust_remote_code": False}  # said, so that Transformers does not ask on standard input
     with loading(f"{argument}: {name!r}"):
@@ -106,7 +107,7 @@ def pretrained(name: str, argument: str, causal: bool) -> tuple[PreTrainedModel,
                 f"type {model_config.model_type!r}"
             )
         # In float32, whatever it was saved in: bf16=True casts as it computes.
-        model = auto_class.from_pretrained(name, dtype=torch.float32, **code)
+        model, _ = load_whole(auto_class.from_pretrained, name, dtype=torch.float32, **code)
         tokenizer = own_tokenizer(name, **code)
     if tokenizer is None:
         raise ValueError(f"{argument}: {name!r} has no tokenizer beside its weights")

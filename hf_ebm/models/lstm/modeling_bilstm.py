@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from hf_ebm.models.common import PublishingMixin, register
 from hf_ebm.models.lstm.configuration_lstm import BiLSTMMaskedLMConfig
 from hf_ebm.models.lstm.modules_lstm import init_uniform, right_padded_lengths, run_lstm
+from hf_ebm.scoring.head import gather_positions
 
 
 class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):
@@ -71,7 +72,7 @@ class BiLSTMModel(BiLSTMPreTrainedModel):
             positions = torch.arange(length, device=input_ids.device)
             backwards = torch.where(positions < lengths, lengths - 1 - positions, positions)
         before = run_lstm(self.left, embeds)[0]
-        behind = _at(run_lstm(self.right, _at(embeds, backwards))[0], backwards)
+        behind = gather_positions(run_lstm(self.right, gather_positions(embeds, backwards))[0], backwards)
         nothing = before.new_zeros(len(before), 1, before.shape[2])
         states = [torch.cat([nothing, before[:, :-1]], 1), torch.cat([behind[:, 1:], nothing], 1)]
         if attention_mask is not None:  # behind a row's last token there is nothing, whatever the batch is padded with
@@ -166,11 +167,6 @@ class BiLSTMForMaskedLM(BiLSTMPreTrainedModel):
             _, state = run_lstm(lstm, embed(ids)[:, None], state)
             found.append(state[0][0])
         return found
-
-
-def _at(values: Tensor, positions: Tensor) -> Tensor:
-    """`values` (B, T, D) at `positions` (B, T)."""
-    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[2]))
 
 
 State = tuple[Tensor, Tensor]
