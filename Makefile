@@ -1,11 +1,11 @@
-# make setup | sample | test | test-fast | test-processors | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
+# make setup | sample | test | test-fast | test-processors | test-device | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test test-fast test-processors lint docs help wheel
+.PHONY: setup sample test test-fast test-processors test-device lint docs help wheel
 
 # Bytecode is made of what is imported, when it is: that is under a third of what is installed. The warning that is left out
 # says what an editable install is.
@@ -40,6 +40,10 @@ test-fast: setup
 test-processors: setup
 	for isa in AVX2 SSE41; do ONEDNN_MAX_CPU_ISA=$$isa $(BIN)/python -m pytest --numprocesses auto --dist loadgroup \
 	  -m half_precision $$(grep --recursive --files-with-matches --include='test_*.py' half_precision tests) || exit; done
+
+# On a second device, made for the tests, that keeps CUDA's rules: it is built by a C++ compiler, where there is one.
+test-device: setup
+	$(BIN)/python -m pytest -rs tests/device
 
 lint: setup
 	$(BIN)/ruff check .

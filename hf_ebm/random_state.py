@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The state started from a seed inside; afterwards it is as it was."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        if device.type == "cpu":  # for accelerators that aren't in use yet PyTorch would keep a stack trace each time
-            torch.default_generator.manual_seed(seed)
-        else:
-            torch.manual_seed(seed)
+    """The state of the CPU and of a device started from a seed inside; afterwards it is as it was."""
+    with random_state_kept(device):
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all other devices, too
+        if device.type != "cpu":
+            started = torch.Generator(device).manual_seed(seed).get_state()
+            torch.get_device_module(device).set_rng_state(started, device)
         yield
+
+
+def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Whatever is drawn inside on the CPU and on a device, afterwards their state is as it was."""
+    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
 
 
 def generator_of(seed: int, *key: int) -> np.random.Generator:

@@ -24,6 +24,9 @@ torch.set_num_threads(1)
 logging.disable_progress_bar()
 
 
+# A device that is registered stays for the rest of the process: `make test-device` names the folder.
+collect_ignore = ["device"]
+
 # Long files whose tests share no fixture: with `--dist loadgroup` they are dealt out one by one, behind whole files.
 TESTS_APART = ("test_examples", "test_exactness", "test_residual_nce", "test_joint_sampling")
 

@@ -50,20 +50,20 @@ CHAINS = {
 }  # fmt: skip
 
 
-def energies() -> Values:
-    ids, mask = families.ragged_batch()
+def energies(device: str) -> Values:
+    ids, mask = (part.to(device) for part in families.ragged_batch())
     for family in families.FAMILIES:
         for energy in families.ENERGIES:
-            model = families.wrap(family, energy).eval()
+            model = families.wrap(family, energy).eval().to(device)
             with torch.no_grad():
                 yield f"energies/{family}/{energy}", model(ids, mask, **families.context_for(model)).energy
 
 
-def chains() -> Values:
+def chains(device: str) -> Values:
     for name, settings in CHAINS.items():
         for energy in families.ENERGIES:
             given = {"lengths": [4, 7], "num_chains": 3, "num_epochs": 5, "seed": 3, **settings}
-            out = tiny_energy_model(energy, 12).generate(**given)
+            out = tiny_energy_model(energy, 12).to(device).generate(**given)
             yield f"chains/{name}/{energy}/samples", out.samples
             yield f"chains/{name}/{energy}/energies", out.energies
             for trace in ("energy", "acceptance_rate", "novel_rate"):
@@ -75,7 +75,7 @@ def trainers(folder: Path) -> Values:
     for file in sorted(folder.rglob("*-1-0.pt")):
         if "predictions" in file.name:
             continue
-        logged, state, *_ = torch.load(file)
+        logged, state, *_ = torch.load(file, map_location="cpu")
         kind = file.name.removesuffix("-1-0.pt")
         for log in logged if isinstance(logged, list) else [logged]:
             numbers = [float(value) for name, value in sorted(log.items()) if name not in ("epoch", "step")]
@@ -84,15 +84,15 @@ def trainers(folder: Path) -> Values:
             yield f"trainers/{kind}/{name}", value
 
 
-def joint_samples() -> Values:
+def joint_samples(device: str) -> Values:
     for family in ENCODERS:
-        model = toy_residual(family)
+        model = toy_residual(family).to(device)
         out = model.generate([PREFIX.tolist()] * 4, num_candidates=30, num_samples=2, max_new_tokens=3, seed=1)
         yield f"joint samples/{family}/sequences", out.sequences
         yield f"joint samples/{family}/energies", out.energies
 
 
-def commands(folder: Path) -> Values:
+def commands(folder: Path, device: str) -> Values:
     tokenizer = small_tokenizer("wordpiece")
     small_model(tokenizer).mlm.save_pretrained(folder / "mlm")
     lm, encoder = language_model(tokenizer), toy_encoder("bert", len(tokenizer), torch.float32)
@@ -115,23 +115,23 @@ def commands(folder: Path) -> Values:
     }
     for name, arguments in given.items():
         places = [folder / part if (folder / part).exists() else part for part in arguments]
-        run(*places, "--output", folder / f"{name}.jsonl")
+        run(*places, "--output", folder / f"{name}.jsonl", "--device", device)
         yield f"commands/{name}", torch.tensor(list((folder / f"{name}.jsonl").read_bytes()), dtype=torch.uint8)
 
 
-def everything() -> dict[str, Tensor]:
-    """All values by name."""
+def everything(device: str = "cpu") -> dict[str, Tensor]:
+    """All values by name, of models on this device, where trainers find theirs themselves."""
     logging.set_verbosity_error()
     found: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("trainers", "commands"):
             (Path(folder) / name).mkdir()
-        updates, written = trainers(Path(folder, "trainers")), commands(Path(folder, "commands"))
-        for part in (energies(), chains(), joint_samples(), updates, written):
+        updates, written = trainers(Path(folder, "trainers")), commands(Path(folder, "commands"), device)
+        for part in (energies(device), chains(device), joint_samples(device), updates, written):
             for name, value in part:
                 if name in found:
                     raise ValueError(f"{name} is recorded twice")
-                found[name] = value.detach().clone().contiguous()
+                found[name] = value.detach().cpu().clone().contiguous()
     return found
 
 

@@ -16,6 +16,7 @@ from hf_ebm.model_facts import num_embeddings
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.checkpoints import CompositeConfig
 from hf_ebm.models.energy.inputs import zero_inputs
+from hf_ebm.random_state import random_state_kept
 from hf_ebm.scoring.energies import ENERGIES
 from hf_ebm.scoring.variants import VARIANTS
 
@@ -193,7 +194,7 @@ def rehearse(mlm: PreTrainedModel, number: int, arguments: dict[str, Any]) -> No
         {"decoder_input_ids": ids} if mlm.config.is_encoder_decoder else {}
     )
     try:
-        with torch.random.fork_rng(devices=[mlm.device] if mlm.device.type == "cuda" else []), torch.no_grad():
+        with random_state_kept(mlm.device), torch.no_grad():
             twin.resize_token_embeddings(**arguments)
             with evaluation_mode(twin):
                 width = twin(**inputs).logits.shape[-1]

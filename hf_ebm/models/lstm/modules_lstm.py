@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +44,14 @@ def right_padded_lengths(name: str, mask: Tensor) -> Tensor:
 def run_lstm(
     lstm: nn.LSTM, inputs: Tensor | PackedSequence, state: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """`lstm(inputs, state)`, on the CPU in the type of its weights under autocast, too.
+    """`lstm(inputs, state)`, on the CPU in the type of its weights under autocast, too; differentiable in every mode.
 
-    Torch would hand half precision to oneDNN, which has no such LSTM for most processors and raises.
+    Torch would hand half precision to oneDNN, which has no such LSTM for most processors and raises. cuDNN has no
+    gradients in evaluation mode, for which PyTorch's own kernels run.
     """
-    return _in_their_type(lstm, lstm.all_weights[0][0], inputs, state)
+    own_kernels = torch.is_grad_enabled() and not lstm.training
+    with torch.backends.cudnn.flags(enabled=False) if own_kernels else nullcontext():
+        return _in_their_type(lstm, lstm.all_weights[0][0], inputs, state)
 
 
 def step_lstm(weights: Sequence[Tensor], inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
