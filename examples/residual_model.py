@@ -7,8 +7,8 @@ import torch
 
 from hf_ebm import ResidualEnergyModel
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM, held_out_verses, load_embedded_causal
-from hf_ebm.data.continuations import split_continuations
-from hf_ebm.models.residual.perplexity import residual_perplexity
+from hf_ebm.data.conditional import split_continuations
+from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 
 parser = ArgumentParser(description=__doc__)

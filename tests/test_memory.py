@@ -8,7 +8,7 @@ import torch
 
 from hf_ebm import enumerate_distribution, runtime
 from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
-from hf_ebm.models.residual.perplexity import position_log_probs, residual_perplexity
+from hf_ebm.models.residual.scoring_residual import position_log_probs, residual_perplexity
 from hf_ebm.runtime import machine_memory
 from hf_ebm.trainers import (
     EnergyTrainer,

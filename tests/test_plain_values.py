@@ -20,7 +20,7 @@ from hf_ebm import (
     enumerate_distribution,
 )
 from hf_ebm.checks import as_number, as_path, as_whole, listed, number, whole, wholes
-from hf_ebm.models.residual.perplexity import residual_perplexity
+from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.texts import as_texts
 from hf_ebm.trainers.mgs import MGSConfig
 from hf_ebm.trainers.soft_beam import SoftBeamConfig

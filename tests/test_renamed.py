@@ -23,6 +23,8 @@ OLD = {
     "hf_ebm.models.energy.token_roles": ("token_roles", "hf_ebm.models.energy.configuration_energy"),
     "hf_ebm.models.residual.stepwise": ("clamped_energies", "hf_ebm.models.residual.candidates"),
     "hf_ebm.models.lstm.factored_partition": ("factored_log_partition", "hf_ebm.models.lstm.modeling_bilstm"),
+    "hf_ebm.models.residual.perplexity": ("residual_perplexity", "hf_ebm.models.residual.scoring_residual"),
+    "hf_ebm.data.continuations": ("split_continuations", "hf_ebm.data.conditional"),
     "hf_ebm.memory": ("check_fits", "hf_ebm.runtime"),
     "hf_ebm.models.own_code": ("check_trust", "hf_ebm.models.checkpoints"),
     "hf_ebm.models.position_limits": ("limit_of", "hf_ebm.model_facts"),

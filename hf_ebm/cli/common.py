@@ -16,7 +16,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerB
 from hf_ebm.checks import shown
 from hf_ebm.cli.help import of_parser
 from hf_ebm.cli.tables import Records, read_records
-from hf_ebm.data.continuations import split_continuations
+from hf_ebm.data.conditional import split_continuations
 from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
 from hf_ebm.loading import EMBEDDED, is_residual, load_causal_model, load_energy_model, load_residual_model
 from hf_ebm.model_facts import max_length, num_embeddings, special_ids

@@ -26,7 +26,7 @@ from hf_ebm.cli.common import (
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.tables import Output, check_writable
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.perplexity import ResidualPerplexity, lm_log_probs, residual_perplexity
+from hf_ebm.models.residual.scoring_residual import ResidualPerplexity, lm_log_probs, residual_perplexity
 
 _ADDED = CONTINUATION_FIELDS | dict.fromkeys(
     ("lm_log_prob", "energy", "log_partition_lower", "log_partition_upper"), pyarrow.float64()

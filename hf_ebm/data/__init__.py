@@ -8,4 +8,4 @@ predicted sequences.
 
 from hf_ebm.renamed import rename_modules
 
-rename_modules(__name__, {"prompts": "hf_ebm.texts"})
+rename_modules(__name__, {"continuations": f"{__name__}.conditional", "prompts": "hf_ebm.texts"})

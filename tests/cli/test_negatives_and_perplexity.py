@@ -13,7 +13,7 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 from hf_ebm.cli import negatives as negatives_command
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.perplexity import residual_perplexity
+from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 from tests.cli.conftest import command, killed, read, run
 from tests.models.residual_models import spread, toy_encoder

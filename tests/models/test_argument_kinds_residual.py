@@ -5,7 +5,7 @@ import torch
 
 from hf_ebm import ProductLM, ResidualEnergyModel
 from hf_ebm.models.energy.conditional_energy import length_log_probs
-from hf_ebm.models.residual.perplexity import position_log_probs, residual_perplexity
+from hf_ebm.models.residual.scoring_residual import position_log_probs, residual_perplexity
 from tests.models.residual_models import PREFIX, toy_encoder, toy_lm, toy_residual
 from tests.models.tokenizers_for_tests import small_tokenizer
 

@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from hf_ebm.models.residual.perplexity import bounds_by_size, lm_log_probs, position_log_probs, residual_perplexity
+from hf_ebm.models.residual.scoring_residual import (
+    bounds_by_size,
+    lm_log_probs,
+    position_log_probs,
+    residual_perplexity,
+)
 from tests.models.residual_models import (
     END,
     LENGTH,

@@ -2,7 +2,7 @@
 
 - `configuration_residual`, `modeling_residual`: the Transformers model; `joined_models`: the two models inside it;
 - `inputs_residual`: checks of what callers give; `candidates`: continuations of the language model, their energies, and
-  one token after another; `generation_residual`: sampling; `scoring_residual`: energies of texts; `perplexity`: bounds.
+  one token after another; `generation_residual`: sampling; `scoring_residual`: energies, perplexity.
 """
 
 from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
@@ -10,7 +10,10 @@ from hf_ebm.models.residual.generation_residual import JointGenerationConfig, Jo
 from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel, ResidualEnergyOutput
 from hf_ebm.renamed import rename_modules
 
-_MOVED = {"prefix_cache": "candidates", "retokenization": "joined_models", "stepwise": "candidates"}
+_MOVED = {
+    "prefix_cache": "candidates", "retokenization": "joined_models", "stepwise": "candidates",
+    "perplexity": "scoring_residual",
+}  # fmt: skip
 rename_modules(__name__, {old: f"{__name__}.{new}" for old, new in _MOVED.items()})
 
 __all__ = [
