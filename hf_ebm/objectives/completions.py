@@ -134,6 +134,12 @@ def completion_log_probs(
     """log p(sequence | prompt) of a causal model in nats, (N,): one forward pass, with its gradient.
 
     Args: as for `completion_token_log_probs`.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> even = lambda input_ids, **_: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
+        >>> completion_log_probs(even, [torch.tensor([3])], [torch.tensor([1, 2])], pad_id=0)  # twice log 1/4
+        tensor([-2.7726])
     """
     return completion_token_log_probs(model, prompts, sequences, pad_id, ruled_out).sum(1)
 
@@ -154,6 +160,12 @@ def completion_token_log_probs(
         model: takes `input_ids`, `attention_mask` and `use_cache`, and returns an output with `logits` (N, T, V).
         prompts, sequences: N tensors of ids each, the prompts of one token or more.
         ruled_out: as for `token_log_probs`, for the tokens of all sequences.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> even = lambda input_ids, **_: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
+        >>> completion_token_log_probs(even, [torch.tensor([3])], [torch.tensor([1, 2])], pad_id=0)
+        tensor([[-1.3863, -1.3863]])
     """
     rows = list(zip(prompts, sequences, strict=True))
     ids, mask = pad_right([torch.cat(row) for row in rows], pad_id)

@@ -71,6 +71,11 @@ def columns_for(
 
     Raises:
         ValueError: for a column that the cost needs and that isn't there, or called as what it gets anyway.
+
+    Example:
+        >>> parameters = NamedParameters.of(lambda predictions, references, weight: weight)
+        >>> columns_for("weighted", parameters, {"weight": [0.5, 2.0], "id": [7, 8]})
+        {'weight': [0.5, 2.0]}
     """
     for name in columns:
         if name in parameters.first or name in given:
@@ -183,6 +188,10 @@ def check_costs(costs: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> t
 
     Raises:
         ValueError: for another shape than (B, T) or (B, T, V), or a value that isn't finite.
+
+    Example:
+        >>> check_costs(torch.ones(1, 2, requires_grad=True), torch.tensor([[0, 1]]), vocab_size=3)
+        tensor([[1., 1.]])
     """
     shapes = (tuple(labels.shape), (*labels.shape, vocab_size))
     if not is_dense(costs) or not costs.is_floating_point() or tuple(costs.shape) not in shapes:

@@ -52,6 +52,12 @@ def draw_candidates(seed: int, count: int, mixture: float) -> list[Candidate]:
 
     Args:
         mixture: π, the probability of the zero component.
+
+    Example:
+        >>> [candidate.from_likelihood for candidate in draw_candidates(seed=2, count=3, mixture=0.5)]
+        [True, True, False]
+        >>> draw_candidates(seed=0, count=2, mixture=0.5) == draw_candidates(seed=0, count=4, mixture=0.5)[:2]
+        True
     """
     candidates = []
     for k in range(count):
@@ -61,7 +67,12 @@ def draw_candidates(seed: int, count: int, mixture: float) -> list[Candidate]:
 
 
 def noise_scales(directions: Sequence[torch.Tensor], noise: float) -> list[float]:
-    """σ of each tensor: `noise` times the mean absolute value of its direction (appendix A.4)."""
+    """σ of each tensor: `noise` times the mean absolute value of its direction (appendix A.4).
+
+    Example:
+        >>> noise_scales([torch.tensor([1.0, -3.0])], noise=0.5)
+        [1.0]
+    """
     sums = [sum(part.abs().sum().double() for part in g.view(-1).split(_PART)) for g in directions]
     return [noise * float(total) / g.numel() for total, g in zip(sums, directions, strict=True)]
 
@@ -72,6 +83,11 @@ def noise_of(candidate: Candidate, like: Sequence[torch.Tensor]) -> Iterator[tup
     Yields:
         The index of a tensor, a slice of it flattened, and the noise of that slice, in the tensor's dtype and on its
         device. All noises share one buffer: each lasts until the next one is asked for.
+
+    Example:
+        >>> like = [torch.zeros(2), torch.zeros(1, 3)]
+        >>> [(index, part, len(noise)) for index, part, noise in noise_of(Candidate(True, seed=0), like)]
+        [(0, slice(0, 2, None), 2), (1, slice(0, 3, None), 3)]
     """
     buffers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
     generators: dict[torch.device, torch.Generator] = {}
@@ -89,7 +105,13 @@ def noise_of(candidate: Candidate, like: Sequence[torch.Tensor]) -> Iterator[tup
 
 @torch.no_grad()
 def proposal_sums(directions: Sequence[torch.Tensor], scales: Sequence[float]) -> ProposalSums:
-    """The sums of a step's proposal."""
+    """The sums of a step's proposal.
+
+    Example:
+        >>> found = proposal_sums([torch.tensor([3.0, 4.0])], scales=[1.0])
+        >>> float(found.shift_square), float(found.log_scale), found.dimension
+        (25.0, 0.0, 2)
+    """
     square, log_scale, dimension = torch.zeros((), dtype=torch.float64), 0.0, 0
     for direction, scale in zip(directions, scales, strict=True):
         if scale > 0:
@@ -112,6 +134,12 @@ def perturb_(
     """Sets `parameters` to `originals + Δ` in place, and returns the sums of the noise that `density` needs.
 
     A tensor with a scale of 0 (one without a gradient) stays where it is.
+
+    Example:
+        >>> weights, direction = torch.zeros(2), torch.tensor([1.0, 2.0])
+        >>> _ = perturb_([weights], [torch.zeros(2)], [direction], [1e-12], Candidate(True, seed=0), "given_noise")
+        >>> weights  # of hardly any noise: the likelihood's step
+        tensor([1., 2.])
     """
     square = product = torch.zeros((), dtype=torch.float64)
     flat = [[tensor.view(-1) for tensor in tensors] for tensors in (parameters, originals, directions)]
@@ -137,6 +165,12 @@ def log_proposal_density(
     `"full"` is `log q(Δ)` as the paper prints it. It holds `-|ε|²/2`, which varies by about `sqrt(d/2)` nats from
     candidate to candidate: in high dimension it alone would decide. `"given_noise"` is `log q(Δ) / N(ε; 0, I)`, up to
     what all candidates of a step share: that term cancels, and what is left is the mixture.
+
+    Example:
+        >>> zero = torch.zeros((), dtype=torch.float64)  # no direction, so that both components are alike
+        >>> noise, proposal = NoiseSums(None, zero), ProposalSums(zero, zero, dimension=1)
+        >>> float(log_proposal_density(Candidate(True, seed=0), noise, proposal, mixture=0.5, density="given_noise"))
+        0.0
     """
     # With Δ = r g + σ ε, ε is the noise as seen from its own component; seen from the other one it is ε ± g / σ.
     sign = 1.0 if candidate.from_likelihood else -1.0
@@ -179,7 +213,14 @@ def combine_(
     candidates: Sequence[Candidate],
     weights: Sequence[float],
 ) -> None:
-    """Turns `directions` into the weighted mean of the candidates' directions, in place."""
+    """Turns `directions` into the weighted mean of the candidates' directions, in place.
+
+    Example:
+        >>> directions = [torch.tensor([2.0])]
+        >>> combine_(directions, [1e-12], [Candidate(True, seed=0), Candidate(False, seed=1)], weights=[0.25, 0.75])
+        >>> directions  # of hardly any noise: a quarter of the likelihood's
+        [tensor([0.5000])]
+    """
     likelihood_weight = sum(w for w, candidate in zip(weights, candidates, strict=True) if candidate.from_likelihood)
     for direction, scale in zip(directions, scales, strict=True):
         if scale > 0:

@@ -88,7 +88,14 @@ def effective_sample_size(log_weights: Tensor) -> Tensor:
 
 
 def check_energies(energies: Tensor) -> None:
-    """Raises `ValueError` for NaN or minus infinity among energies, naming the place of the first."""
+    """Raises `ValueError` for NaN or minus infinity among energies, naming the place of the first.
+
+    Example:
+        >>> check_energies(torch.tensor([0.0, torch.nan]))
+        Traceback (most recent call last):
+            ...
+        ValueError: energies: row 1 has the energy nan
+    """
     wrong = energies.isnan() | (energies == -math.inf)
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()

@@ -47,7 +47,12 @@ def teacher_forcing_probability(
 
 
 def check_teacher_forcing(schedule: str, decay_strength: float, probability: float) -> tuple[float, float]:
-    """The two numbers, plain. Raises `ValueError` for an unknown schedule or a value out of range."""
+    """The two numbers, plain. Raises `ValueError` for an unknown schedule or a value out of range.
+
+    Example:
+        >>> check_teacher_forcing("linear", decay_strength=10, probability=0.5)
+        (10.0, 0.5)
+    """
     check_choice("teacher_forcing_schedule", schedule, TEACHER_FORCING_SCHEDULES)
     return (
         as_number("decay_strength", decay_strength, above=0),
@@ -73,5 +78,10 @@ def inverse_temperature(time: float, alpha: float, growth: float) -> float:
 
 
 def check_inverse_temperature(alpha: float, growth: float) -> tuple[float, float]:
-    """Both as plain numbers. Raises `ValueError` unless they are finite and above 0."""
+    """Both as plain numbers. Raises `ValueError` unless they are finite and above 0.
+
+    Example:
+        >>> check_inverse_temperature(1, growth=2)
+        (1.0, 2.0)
+    """
     return as_number("alpha", alpha, above=0), as_number("alpha_growth", growth, above=0)

@@ -105,6 +105,19 @@ def relaxed_beam_search(
 
     Raises:
         ValueError: if there are more beams than tokens, the cost has a wrong shape, or labels go on after -100.
+
+    Example:
+        >>> from hf_ebm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+        >>> from hf_ebm.objectives.costs import HammingCost
+        >>> from hf_ebm.relaxations.stepwise import StepwiseDecoder
+        >>> config = LSTMSeq2SeqConfig(vocab_size=9, decoder_vocab_size=9, hidden_size=8)
+        >>> decoder = StepwiseDecoder(LSTMSeq2SeqForConditionalGeneration(config))
+        >>> inputs, labels = {"input_ids": torch.tensor([[4, 7]])}, torch.tensor([[5, 6, 2]])
+        >>> start = decoder.embed(decoder.gold_ids(labels)[:, 0])
+        >>> found = relaxed_beam_search(decoder, start, inputs, labels, HammingCost(), SoftBeamSettings(num_beams=2))
+        >>> direct_loss(found, alpha=1.0).sum().backward()
+        >>> found.scores.shape, found.tokens.shape
+        (torch.Size([1, 2]), torch.Size([3, 1, 2]))
     """
     active = labels != IGNORED
     if bool((active[:, 1:] & ~active[:, :-1]).any()):
@@ -163,7 +176,13 @@ def _run(step: Callable[..., Result], settings: SoftBeamSettings, *arguments: An
 
 
 def direct_loss(result: SoftBeamResult, alpha: float) -> torch.Tensor:
-    """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (thesis, algorithm 3, line 18)."""
+    """Expected cost of the beams under `softmax(alpha * scores)`, (B,) (thesis, algorithm 3, line 18).
+
+    Example:
+        >>> nothing = torch.zeros(0)
+        >>> direct_loss(SoftBeamResult(torch.zeros(1, 2), torch.tensor([[1.0, 3.0]]), nothing, nothing), alpha=1.0)
+        tensor([2.])
+    """
     return (_beam_weights(result.scores, alpha) * result.costs).sum(-1)
 
 
@@ -173,6 +192,12 @@ def hinge_loss(result: SoftBeamResult, gold_scores: torch.Tensor, alpha: float) 
     Args:
         result: of a cost-augmented search.
         gold_scores: s(y*), (B,), of the same normalization.
+
+    Example:
+        >>> nothing = torch.zeros(0)
+        >>> found = SoftBeamResult(torch.tensor([[1.0, 1.0]]), nothing, nothing, nothing)
+        >>> hinge_loss(found, gold_scores=torch.tensor([0.5]), alpha=1.0)
+        tensor([0.5000])
     """
     best = (_beam_weights(result.scores, alpha) * result.scores).sum(-1)
     return (best - gold_scores).clamp_min(0)

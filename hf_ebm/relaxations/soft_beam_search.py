@@ -50,6 +50,14 @@ def soft_beam_search(
     Raises:
         ValueError: with `do_sample`; for a value that is not allowed; for more beams than tokens; for prompts and
             prefixes of PEFT.
+
+    Example:
+        >>> from hf_ebm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+        >>> config = LSTMSeq2SeqConfig(vocab_size=9, decoder_vocab_size=9, hidden_size=8)
+        >>> model = LSTMSeq2SeqForConditionalGeneration(config).eval()
+        >>> settings = {"num_beams": 2, "min_new_tokens": 3, "max_new_tokens": 3}
+        >>> model.generate(torch.tensor([[4, 7]]), custom_generate=soft_beam_search, alpha=10.0, **settings).shape
+        torch.Size([1, 4])
     """
     settings = SoftBeamSettings(generation_config.num_beams or 1, alpha, normalization)
     if generation_config.do_sample:

@@ -181,7 +181,16 @@ class StepwiseDecoder:
 
 
 def check_layers_stay(model: PreTrainedModel) -> None:
-    """Raises `ValueError` for a decoder whose layers are dropped at random in training."""
+    """Raises `ValueError` for a decoder whose layers are dropped at random in training.
+
+    Example:
+        >>> from transformers import BartConfig, BartForConditionalGeneration
+        >>> config = BartConfig(vocab_size=9, d_model=16, encoder_layers=1, decoder_layers=1, decoder_layerdrop=0.1)
+        >>> check_layers_stay(BartForConditionalGeneration(config))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: model: decoder_layerdrop must be 0 for step-by-step decoding, got 0.1, ...
+    """
     dropped = next((p for module in model.get_decoder().modules() if (p := getattr(module, "layerdrop", 0))), 0)
     if dropped:
         raise ValueError(
@@ -279,6 +288,10 @@ def empty_cache() -> EncoderDecoderCache:
 
     Not made from a configuration: T5's counts the encoder's layers there, and a sliding window would cut the cache,
     whose length tells the position; the model's mask applies the window all the same.
+
+    Example:
+        >>> empty_cache().get_seq_length()
+        0
     """
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
@@ -292,6 +305,13 @@ def state_from_cache(
 
     Raises:
         ValueError: for a layer without keys and values.
+
+    Example:
+        >>> cache, keys = empty_cache(), torch.ones(1, 2, 3, 4)  # of one row, two heads and three steps
+        >>> _ = cache.self_attention_cache.update(keys, keys, 0)
+        >>> state = state_from_cache(cache, encoder_hidden=None, attention_mask=None)
+        >>> state.length, state.repeat(2).own[0].shape
+        (3, torch.Size([2, 2, 3, 4]))
     """
     shared: tuple[torch.Tensor | None, ...]
     if isinstance(cache, EncoderDecoderCache):
@@ -311,7 +331,13 @@ def _keys_and_values(cache: Cache) -> tuple[torch.Tensor, ...]:
 
 
 def cache_from_state(state: DecoderState) -> EncoderDecoderCache | TensorCache:
-    """A cache for one step of the model, which may grow it: the state's tensors are not touched."""
+    """A cache for one step of the model, which may grow it: the state's tensors are not touched.
+
+    Example:
+        >>> keys = torch.ones(1, 2, 3, 4)
+        >>> cache_from_state(DecoderState((keys, keys), (None, None), 3, EncoderDecoderCache)).get_seq_length()
+        3
+    """
     kept = state.shared[2:]
     if not issubclass(state.cache_class, EncoderDecoderCache):
         return state.cache_class.from_tensors(state.own, kept, state.length)

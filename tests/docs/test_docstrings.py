@@ -26,16 +26,11 @@ OTHERS = [
 # What takes a model or what runs one, a state of chains, or numbers of a step is shown by the methods that call it, and
 # by the guides.
 SHOWN_ELSEWHERE = {
-    "cache_from_state", "chain_generator", "check_costs", "check_energies", "check_inverse_temperature",
-    "check_layers_stay", "check_run_fits", "check_teacher_forcing", "columns_for", "combine_",
-    "completion_log_probs", "completion_token_log_probs", "conditional_log_probs", "contiguous", "decoded",
-    "default_token_budget", "direct_loss", "draw_candidates", "empty_cache", "energy_terms", "epoch_blocks",
-    "epoch_steps", "gather_positions", "gibbs", "hinge_loss", "import_arviz", "kernel_at", "last_expansions",
-    "log_proposal_density", "mask_predict", "metropolis_hastings", "noise_of", "noise_scales", "output_of",
-    "perturb_", "proposal_of", "proposal_sums", "read_in_compiled", "reads_own_token", "relaxed_beam_search",
-    "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts", "settings_without_effect",
-    "soft_beam_search", "started", "state_from_cache", "token_energies", "variant_token_energies",
-    "warn_of_poor_samples",
+    "chain_generator", "check_run_fits", "conditional_log_probs", "contiguous", "decoded", "default_token_budget",
+    "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs", "import_arviz", "kernel_at",
+    "last_expansions", "mask_predict", "metropolis_hastings", "output_of", "proposal_of", "read_in_compiled",
+    "reads_own_token", "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts",
+    "settings_without_effect", "started", "token_energies", "variant_token_energies", "warn_of_poor_samples",
 }  # fmt: skip
 
 
