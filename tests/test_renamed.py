@@ -43,6 +43,7 @@ OLD = {
     "hf_ebm.objectives.enumerated": ("log_partition", "hf_ebm.exact"),
     "hf_ebm.objectives.noise_contrastive": ("noise_contrastive_loss", "hf_ebm.objectives.losses"),
     "hf_ebm.objectives.parameter_search": ("draw_candidates", "hf_ebm.objectives.mgs"),
+    "hf_ebm.objectives.schedules": ("inverse_temperature", "hf_ebm.relaxations.soft_choices"),
     "hf_ebm.objectives.sequence_risk": ("minimum_risk", "hf_ebm.objectives.losses"),
     "hf_ebm.objectives.token_losses": ("cross_entropy_sum", "hf_ebm.objectives.losses"),
     "hf_ebm.relaxations.decoder_state": ("DecoderState", "hf_ebm.relaxations.stepwise"),

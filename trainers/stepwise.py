@@ -17,15 +17,16 @@ from transformers.utils import logging
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, num_tokens
-from hf_ebm.objectives.schedules import (
+from hf_ebm.publishing import citations
+from hf_ebm.relaxations.soft_choices import (
+    INPUTS,
     SCHEDULE_UNITS,
     check_inverse_temperature,
     check_teacher_forcing,
     inverse_temperature,
     teacher_forcing_probability,
+    token_weights,
 )
-from hf_ebm.publishing import citations
-from hf_ebm.relaxations.soft_choices import INPUTS, token_weights
 from hf_ebm.relaxations.stepwise import StepwiseDecoder, check_layers_stay
 from hf_ebm.trainers.batches import check_one_gpu, encoder_inputs
 from hf_ebm.trainers.objective import LossTerms

@@ -1,7 +1,7 @@
 """A Gradio page around an `EnergyModel`, as a Hugging Face Space would run it. Extra `hf_ebm[demo]`.
 
 - `sampling`, `comparison`, `scoring`: a tab each, with what it does as plain functions.
-- `inputs`: what a user typed, checked; `components`: what tabs share.
+- `components`: what tabs share: fields, and what a user typed in them, checked.
 """
 
 from __future__ import annotations

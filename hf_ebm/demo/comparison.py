@@ -16,16 +16,19 @@ from transformers import PreTrainedTokenizerBase
 from hf_ebm.demo.components import (
     BLANK,
     CHAIN_COLORS,
+    Prompt,
     Runs,
     Spans,
     chain_spans,
+    example_prompt,
     prompt_fields,
+    read_prompt,
+    read_settings,
     setting_fields,
     shows_errors,
     stop_button,
     warn_unknown,
 )
-from hf_ebm.demo.inputs import Prompt, example_prompt, read_prompt, read_settings
 from hf_ebm.demo.sampling import energy_points
 from hf_ebm.demo.scoring import as_local
 from hf_ebm.models.energy import EnergyModel

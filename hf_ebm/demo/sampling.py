@@ -16,16 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.components import (
     CHAIN_COLORS,
+    Prompt,
     Runs,
     chain_spans,
+    example_prompt,
     fields_of_kernel,
     prompt_fields,
+    read_prompt,
+    read_settings,
     setting_fields,
     shows_errors,
     stop_button,
     warn_unknown,
 )
-from hf_ebm.demo.inputs import Prompt, example_prompt, read_prompt, read_settings
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import sampler_names
 from hf_ebm.sampling.output import ChainGenerationOutput

@@ -9,8 +9,16 @@ import gradio as gr
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import check_choice
-from hf_ebm.demo.components import ENERGY_COLORS, Spans, energy_spans, shows_errors, warn_unknown
-from hf_ebm.demo.inputs import example_lines, read_lines, token_ids
+from hf_ebm.demo.components import (
+    ENERGY_COLORS,
+    Spans,
+    energy_spans,
+    example_lines,
+    read_lines,
+    shows_errors,
+    token_ids,
+    warn_unknown,
+)
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.texts import unknown_of
 

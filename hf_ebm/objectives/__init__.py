@@ -1,8 +1,8 @@
 """Training objectives as pure functions on tensors; import from the modules.
 
 `losses` of tokens, candidates and energies; `mgs`, a search of parameters; `partition_function`, estimates of log Z;
-`costs` says what a cost is, `sequence_costs` are those with names; `schedules` change in training; `completions` are
-prompts and what follows them as rows.
+`costs` says what a cost is, `sequence_costs` are those with names; `completions` are prompts and what follows them as
+rows.
 """
 
 from hf_ebm.renamed import rename_modules
@@ -15,6 +15,7 @@ rename_modules(
         "enumerated": "hf_ebm.exact",
         "noise_contrastive": f"{__name__}.losses",
         "parameter_search": f"{__name__}.mgs",
+        "schedules": "hf_ebm.relaxations.soft_choices",
         "scorer_cost": "hf_ebm.trainers.scorer_cost",
         "sequence_risk": f"{__name__}.losses",
         "token_losses": f"{__name__}.losses",

@@ -10,14 +10,20 @@ from transformers import EsmTokenizer
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
 from hf_ebm.demo.comparison import CHAINS, compare_kernels
-from hf_ebm.demo.components import BLANK, CHANGED, ENERGY_COLORS, Runs, chain_spans, energy_spans, token_texts
-from hf_ebm.demo.inputs import (
+from hf_ebm.demo.components import (
+    BLANK,
+    CHANGED,
+    ENERGY_COLORS,
     MAX_EPOCHS,
     MAX_TOKENS,
+    Runs,
+    chain_spans,
+    energy_spans,
     example_lines,
     example_prompt,
     read_prompt,
     read_settings,
+    token_texts,
 )
 from hf_ebm.demo.sampling import energy_points, watch_chain
 from hf_ebm.demo.scoring import HEADERS, MAX_LINES, as_local, check_lines, score_lines, sort_lines, table_rows

@@ -7,7 +7,7 @@ import torch
 
 from hf_ebm.objectives.costs import HammingCost, check_costs, cost_of_tokens
 from hf_ebm.objectives.losses import cross_entropy_sum, log_normalizers
-from hf_ebm.objectives.schedules import inverse_temperature, teacher_forcing_probability
+from hf_ebm.relaxations.soft_choices import inverse_temperature, teacher_forcing_probability
 
 LABELS = torch.tensor([[1, 2, -100], [0, -100, -100]])
 
