@@ -139,6 +139,10 @@ def as_mask(name: str, mask: object, ids: Tensor) -> Tensor:
     Raises:
         ValueError: for anything but a dense tensor of truth values, or of numbers that are all 0 or 1: the additive
             masks of attention (0 and minus infinity) say the opposite.
+
+    Example:
+        >>> as_mask("free_mask", torch.tensor([[0, 1]]), torch.tensor([[5, 6]]))
+        tensor([[False,  True]])
     """
     if mask is None:
         return torch.ones_like(ids, dtype=torch.bool)
@@ -174,7 +178,12 @@ def as_whole_numbers(name: str, numbers: object) -> Tensor:
 
 
 def row_numbers(place: str, returned: object, rows: int, device: torch.device) -> Tensor:
-    """What a callable returned as (rows,) float64; `place` is what the error names."""
+    """What a callable returned as (rows,) float64; `place` is what the error names.
+
+    Example:
+        >>> row_numbers("extra_energy", [0, 1.5], 2, torch.device("cpu"))
+        tensor([0.0000, 1.5000], dtype=torch.float64)
+    """
     try:
         found = returned if isinstance(returned, Tensor) else torch.as_tensor(returned, dtype=torch.float64)
         fits = tuple(found.shape) == (rows,) and not (found.is_complex() or found.is_meta)
@@ -206,7 +215,12 @@ def _shape(tensor: Tensor) -> str:
 
 
 def whole(value: object) -> int | None:
-    """`value` as an int, `None` where it is no whole number. A float is none, whatever its value."""
+    """`value` as an int, `None` where it is no whole number. A float is none, whatever its value.
+
+    Example:
+        >>> whole(np.int64(3)), whole(torch.tensor(3)), whole(3.0), whole(True)
+        (3, 3, None, None)
+    """
     found = _scalar(value)
     if isinstance(found, Rational) and found.denominator == 1:
         found = found.numerator
@@ -217,7 +231,12 @@ def whole(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """`value` as a float, maybe an infinite one; `None` where it is no number."""
+    """`value` as a float, maybe an infinite one; `None` where it is no number.
+
+    Example:
+        >>> number(torch.tensor(0.5)), number(np.float32(2)), number("2"), number(math.nan)
+        (0.5, 2.0, None, None)
+    """
     found = _scalar(value)
     if not isinstance(found, (Real, Decimal)) and not hasattr(found, "__index__"):
         return None
@@ -229,7 +248,12 @@ def number(value: object) -> float | None:
 
 
 def listed(value: Any) -> list | None:
-    """The members of a list, an array, a column or the like; `None` for anything else, texts, dicts and sets too."""
+    """The members of a list, an array, a column or the like; `None` for anything else, texts, dicts and sets too.
+
+    Example:
+        >>> listed(np.array([1, 2])), listed(range(2)), listed("ab"), listed({1, 2})
+        ([1, 2], [0, 1], None, None)
+    """
     if isinstance(value, (str, bytes, Mapping, Set)) or getattr(value, "ndim", None) == 0:
         return None
     if hasattr(value, "ndim"):
@@ -241,7 +265,12 @@ def listed(value: Any) -> list | None:
 
 
 def wholes(value: object, least: int = 0) -> list[int] | None:
-    """The members of a list as ints, `None` unless all are whole numbers from `least` up."""
+    """The members of a list as ints, `None` unless all are whole numbers from `least` up.
+
+    Example:
+        >>> wholes(np.array([4, 2])), wholes([4, -2]), wholes([4.0])
+        ([4, 2], None, None)
+    """
     members = listed(value)
     found = [whole(member) for member in members or []]
     plain = [member for member in found if member is not None and member >= least]
@@ -249,7 +278,15 @@ def wholes(value: object, least: int = 0) -> list[int] | None:
 
 
 def as_whole(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """`value` as an int. Raises `ValueError`, naming it, unless it is a whole number from `least` to `most`."""
+    """`value` as an int. Raises `ValueError`, naming it, unless it is a whole number from `least` to `most`.
+
+    Example:
+        >>> as_whole("beam_size", np.int64(4), least=1)
+        4
+        >>> as_whole("beam_size", 0, least=1)
+        Traceback (most recent call last):
+        ValueError: beam_size must be a whole number from 1 up, got 0
+    """
     found = whole(value)
     if found is None or (least is not None and found < least) or (most is not None and found > most):
         bounds = "" if least is None else f" from {least} up" if most is None else f" from {least} to {most}"
@@ -266,7 +303,15 @@ def as_number(
     most: float | None = None,
     below: float | None = None,
 ) -> float:
-    """`value` as a finite float. Raises `ValueError`, naming it, unless it is one within these bounds."""
+    """`value` as a finite float. Raises `ValueError`, naming it, unless it is one within these bounds.
+
+    Example:
+        >>> as_number("temperature", torch.tensor(0.5), above=0)
+        0.5
+        >>> as_number("temperature", 0, above=0)
+        Traceback (most recent call last):
+        ValueError: temperature must be a number above 0, got 0
+    """
     found = number(value)
     if (
         found is None

@@ -128,7 +128,12 @@ def plot_perplexity_bounds(
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation. Raises `ValueError` for lists of unequal length or of fewer than two values."""
+    """Spearman's rank correlation. Raises `ValueError` for lists of unequal length or of fewer than two values.
+
+    Example:
+        >>> round(rank_correlation([1.0, 2.0, 3.0], [10.0, 30.0, 20.0]), 2)
+        0.5
+    """
     from scipy.stats import spearmanr
 
     if len(first) != len(second) or len(first) < 2:

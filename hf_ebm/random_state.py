@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """The state of the CPU and of a device started from a seed inside; afterwards it is as it was."""
+    """The state of the CPU and of a device started from a seed inside; afterwards it is as it was.
+
+    Example:
+        >>> with seeded(0, torch.device("cpu")):
+        ...     first = torch.rand(1)
+        >>> with seeded(0, torch.device("cpu")):
+        ...     torch.equal(torch.rand(1), first)
+        True
+    """
     with random_state_kept(device):
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all other devices, too
         if device.type != "cpu":
@@ -27,7 +35,13 @@ def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
 
 
 def generator_of(seed: int, *key: int) -> np.random.Generator:
-    """A counter-based (Philox) generator for one use of a run's seed: no two keys share numbers."""
+    """A counter-based (Philox) generator for one use of a run's seed: no two keys share numbers.
+
+    Example:
+        >>> first, second = generator_of(7, 0).random(), generator_of(7, 1).random()
+        >>> first == generator_of(7, 0).random(), first == second
+        (True, False)
+    """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=key)))
 
 
@@ -118,5 +132,10 @@ def batch_seed(seed: int, *key: int) -> int:
 
 
 def stream_seed(seed: int, *key: int) -> int:
-    """A seed for one use of a run's seed."""
+    """A seed for one use of a run's seed.
+
+    Example:
+        >>> stream_seed(7, 0) == stream_seed(7, 0), stream_seed(7, 0) == stream_seed(7, 1)
+        (True, False)
+    """
     return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)

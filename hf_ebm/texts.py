@@ -25,6 +25,10 @@ def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
     Raises:
         ValueError: for a row that is no string of whole characters, naming it; another kind of container; a file that
             can't be read.
+
+    Example:
+        >>> as_texts("texts", (text.lower() for text in ["And", "God"])), as_texts("texts", "And God")
+        (['and', 'god'], ['And God'])
     """
     if isinstance(texts, str):
         return [as_string(name, texts)]
@@ -55,7 +59,14 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, name: str, row: int, text: str
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
-    """Ids of texts without special tokens around them. Raises `ValueError` for texts that can't be tokenized."""
+    """Ids of texts without special tokens around them. Raises `ValueError` for texts that can't be tokenized.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> _, tokenizer = load_embedded()
+        >>> plain_ids(tokenizer, ["the king"])
+        [[68, 193]]
+    """
     try:
         return tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)["input_ids"]
     except Exception as error:  # tokenizers raise what they like on text they can't take
@@ -102,7 +113,14 @@ class Unknown(NamedTuple):
 
 
 def unknown_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Unknown:
-    """The unknown tokens of a text. One that is written out in it is none, nor one that is a special token as well."""
+    """The unknown tokens of a text. One that is written out in it is none, nor one that is a special token as well.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> _, tokenizer = load_embedded()
+        >>> unknown_of(tokenizer, "the 王 came")
+        Unknown(parts=['王'], tokens=3, characters=1)
+    """
     batch = tokenizer(text, verbose=False, return_offsets_mapping=tokenizer.is_fast)
     ids, unknown, token = batch["input_ids"], tokenizer.unk_token_id, tokenizer.unk_token
     special = set(tokenizer.all_special_ids) - {unknown}

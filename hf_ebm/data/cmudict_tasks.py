@@ -93,7 +93,12 @@ def _g2p() -> DatasetDict:
 
 
 def split_of(spelling: str) -> str:
-    """The split, "train", "validation" or "test", of a word by its spelling in lower case."""
+    """The split, "train", "validation" or "test", of a word by its spelling in lower case.
+
+    Example:
+        >>> split_of("hello"), split_of("sampler")
+        ('train', 'train')
+    """
     share = int.from_bytes(_digest(spelling)[:8], "big") / 2**64
     if share < HELD_OUT_SHARE:
         return "test"

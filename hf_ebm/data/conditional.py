@@ -38,6 +38,13 @@ def encode_conditional(
             its `text_target`.
 
     Nothing is cut. Raises `ValueError` as `hf_ebm.data.symbols.encode_pairs` does, and for a target without a token.
+
+    Example:
+        >>> from hf_ebm.data.symbols import symbol_tokenizer
+        >>> pairs = Dataset.from_dict({"source": ["c a t"], "target": ["K AE T"]})
+        >>> row = encode_conditional(pairs, symbol_tokenizer(pairs["target"], pairs["source"], masks=True))[0]
+        >>> row["input_ids"], row["free_mask"]
+        ([9, 8, 10, 2, 6, 5, 7, 2], [False, False, False, False, True, True, True, False])
     """
 
     def tokenize(sources: list[str], targets: list[str]) -> tuple[list[list[int]], list[list[int]]]:
@@ -110,7 +117,14 @@ class MaskedTargetCollator:
 
 
 def draw_masked(free: Tensor, generator: torch.Generator | None) -> Tensor:
-    """(B, T) bool: in each row 1 to n of the n positions of `free` (B, T), each number being as likely."""
+    """(B, T) bool: in each row 1 to n of the n positions of `free` (B, T), each number being as likely.
+
+    Example:
+        >>> free = torch.tensor([[False, True, True], [True, False, False]])
+        >>> masked = draw_masked(free, torch.Generator().manual_seed(0))
+        >>> bool((masked <= free).all()), masked.any(1).tolist()
+        (True, [True, True])
+    """
     count = free.sum(1, keepdim=True)
     number = 1 + (torch.rand(len(free), 1, generator=generator) * count).long().clamp(max=count - 1)
     lottery = torch.rand(free.shape, generator=generator).masked_fill(~free, 2.0)
@@ -139,6 +153,13 @@ def split_continuations(
 
     Raises:
         ValueError: for sizes below 1, and a text that holds the end token.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded_causal
+        >>> model, tokenizer = load_embedded_causal()
+        >>> rows = split_continuations(["and god said"], tokenizer, [model.config.eos_token_id], 2, 5)
+        >>> tokenizer.decode(rows[0]["prefix_ids"]), tokenizer.decode(rows[0]["continuation_ids"])
+        ('[CLS] and', 'god said [SEP]')
     """
     prefix_tokens = as_whole("prefix_tokens", prefix_tokens, 1)
     max_new_tokens = as_whole("max_new_tokens", max_new_tokens, 1)

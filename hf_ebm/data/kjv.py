@@ -48,7 +48,12 @@ def _unpack_debian_packages(cache: Path) -> tuple[str, list[str]]:
 
 
 def split_clauses(verse: str) -> list[str]:
-    """Clauses of `MIN_WORDS` to `MAX_WORDS` words of one verse; what is shorter joins a neighbour or is left out."""
+    """Clauses of `MIN_WORDS` to `MAX_WORDS` words of one verse; what is shorter joins a neighbour or is left out.
+
+    Example:
+        >>> split_clauses("And God said, Let there be light: and there was light.")
+        ['And God said, Let there be light:', 'and there was light.']
+    """
     pieces: list[list[str]] = []
     for sentence in re.split(r"(?<=[.;:?!])\s+", verse):
         words = sentence.split()
@@ -87,7 +92,12 @@ def load_kjv_clauses(cache_dir: str | Path) -> tuple[list[str], list[str]]:
 
 
 def split_held_out(verses: list[str]) -> tuple[list[str], list[str]]:
-    """`(validation, test)`: every other held-out verse."""
+    """`(validation, test)`: every other held-out verse.
+
+    Example:
+        >>> split_held_out(["a", "b", "c"])
+        (['a', 'c'], ['b'])
+    """
     return verses[::2], verses[1::2]
 
 
@@ -101,6 +111,12 @@ def completion_rows(verses: list[str], tokenizer: PreTrainedTokenizerBase, promp
 
     Returns:
         Rows of `input_ids`, `attention_mask` and `labels`, the last -100 on the prompt.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded_causal
+        >>> _, tokenizer = load_embedded_causal()
+        >>> completion_rows(["let there be light"], tokenizer, prompt_length=3)[0]["labels"]
+        [-100, -100, -100, 90, 768, 3]
     """
     return [
         {

@@ -95,6 +95,12 @@ def encode_pairs(
     Nothing is cut. Raises `ValueError` that names the row for a text that is too long, for a special token that stands
     in a text and would be read as padding, start or end, and for a target with a symbol that the tokenizer does not
     know or that no target had when the `symbol_tokenizer` was made. Also for a dataset without rows or these columns.
+
+    Example:
+        >>> pairs = Dataset.from_dict({"source": ["c a t"], "target": ["K AE T"]})
+        >>> row = encode_pairs(pairs, symbol_tokenizer(pairs["target"], pairs["source"]))[0]
+        >>> row["input_ids"], row["labels"]
+        ([8, 7, 9, 2], [5, 4, 6, 2])
     """
     limits = length_limits(tokenizer, max_source_length, max_target_length)
 
@@ -134,6 +140,13 @@ def encode_completions(
 
     Nothing is cut. Raises `ValueError` as `encode_pairs` does, and for a row whose prompt has no token, a row that is
     too long as a whole, and a target that holds the end token.
+
+    Example:
+        >>> pairs = Dataset.from_dict({"source": ["c a t"], "target": ["K AE T"]})
+        >>> tokenizer = symbol_tokenizer(pairs["target"], pairs["source"])
+        >>> row = encode_completions(pairs, tokenizer, tokenizer.eos_token_id)[0]
+        >>> row["input_ids"], row["labels"]
+        ([8, 7, 9, 5, 4, 6, 2], [-100, -100, -100, 5, 4, 6, 2])
     """
     limits = length_limits(tokenizer, max_source_length, max_target_length)
     most = tokenizer.model_max_length if max_length is None else as_whole("max_length", max_length, 1)

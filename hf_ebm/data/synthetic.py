@@ -107,7 +107,12 @@ def all_sequences(num_symbols: int, length: int) -> np.ndarray:
 
 
 def rows_of(dataset: Dataset) -> list[dict[str, list[int]]]:
-    """Rows of `input_ids` for a model with the ids above."""
+    """Rows of `input_ids` for a model with the ids above.
+
+    Example:
+        >>> rows_of(Dataset.from_dict({"symbols": [[0, 2]]}))
+        [{'input_ids': [1, 4, 6, 2]}]
+    """
     return [{"input_ids": [START, *(FIRST_SYMBOL + s for s in symbols), END]} for symbols in dataset["symbols"]]
 
 

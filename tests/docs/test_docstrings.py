@@ -1,4 +1,4 @@
-"""Examples in docstrings give what they say, and public functions of the pure modules have one."""
+"""Examples in docstrings give what they say, and public functions of the pure modules, and of data, have one."""
 
 import doctest
 import importlib
@@ -17,15 +17,18 @@ PURE += [
 MODULES = [
     ".".join(path.relative_to(FOLDER.parent).with_suffix("").parts) for path in sorted(PURE) if path.suffix == ".py"
 ]
+DATA = [f"hf_ebm.data.{name}" for name in ("conditional", "metrics", "symbols", "synthetic")]
 OTHERS = [
-    "hf_ebm.assets", "hf_ebm.texts", "hf_ebm.data.metrics", "hf_ebm.data.symbols", "hf_ebm.data.synthetic",
-    "hf_ebm.models.autoregressive_product", "hf_ebm.models.energy.conditional_energy",
-    "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.scoring_energy", "hf_ebm.models.common",
-    "hf_ebm.models.residual.modeling_residual",
+    *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.kjv",
+    "hf_ebm.models.autoregressive_product", "hf_ebm.models.common", "hf_ebm.models.energy.conditional_energy",
+    "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.scoring_energy",
+    "hf_ebm.models.residual.modeling_residual", "hf_ebm.models.residual.scoring_residual", "hf_ebm.plots",
+    "hf_ebm.random_state", "hf_ebm.texts",
 ]  # fmt: skip
 # What takes a model or what runs one, a state of chains, or numbers of a step is shown by the methods that call it, and
 # by the guides.
 SHOWN_ELSEWHERE = {
+    "encode_splits", "length_limits",
     "chain_generator", "check_run_fits", "conditional_log_probs", "contiguous", "decoded", "default_token_budget",
     "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs", "import_arviz", "kernel_at",
     "last_expansions", "mask_predict", "metropolis_hastings", "output_of", "proposal_of", "read_in_compiled",
@@ -41,7 +44,7 @@ def test_examples_give_what_they_say(name):
 
 
 def test_functions_have_an_example():
-    modules = [importlib.import_module(name) for name in MODULES]
+    modules = [importlib.import_module(name) for name in MODULES + DATA]
     functions = [
         function
         for module in modules

@@ -187,6 +187,12 @@ def length_log_probs(
     Raises:
         ValueError: for no sources, sources longer than the classifier's positions or with other tokens than it has,
             another shape of its logits than one row a source and one class a length, and numbers that aren't finite.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded_pronunciation
+        >>> _, tokenizer, length_model = load_embedded_pronunciation()
+        >>> int(length_log_probs(length_model, tokenizer, ["c a t"]).argmax()) + 1  # phonemes
+        3
     """
     check_tokenizer("tokenizer", tokenizer)
     if not isinstance(length_model, PreTrainedModel):

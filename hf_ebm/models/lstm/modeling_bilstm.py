@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from hf_ebm.models.common import PublishingMixin, register
 from hf_ebm.models.lstm.configuration_lstm import BiLSTMMaskedLMConfig
 from hf_ebm.models.lstm.modules_lstm import init_uniform, right_padded_lengths, run_lstm
-from hf_ebm.scoring.head import gather_positions
+from hf_ebm.scoring.passes import gather_positions
 
 
 class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):

@@ -190,7 +190,13 @@ class ResidualPerplexity(ModelOutput):
 
 
 def bounds_by_size(energies: Tensor, sizes: Sequence[int]) -> LogPartitionBounds:
-    """Bounds from the first samples of each row, (N, S) each, of energies (N, n)."""
+    """Bounds from the first samples of each row, (N, S) each, of energies (N, n).
+
+    Example:
+        >>> bounds = bounds_by_size(torch.tensor([[0.0, 1.0, 2.0, 3.0]], dtype=torch.float64), [2, 4])
+        >>> bool((bounds.lower <= bounds.upper).all()), bounds.lower.shape
+        (True, torch.Size([1, 2]))
+    """
     found = [log_partition_bounds(energies[:, :size]) for size in sizes]
     return LogPartitionBounds(*(torch.stack(values, 1) for values in zip(*found, strict=True)))
 
