@@ -132,6 +132,8 @@ class EnergyTrainer(ObjectiveTrainer):
             check_teacher(self.energy_model, teacher)
             teacher = teacher.to(self.args.device)  # type: ignore[arg-type]  # a wrapped method without its self
             self.teacher = teacher.requires_grad_(False).eval()
+        if self.args.torch_compile:  # the Trainer compiles `forward`, which isn't traced: its passes are
+            self.energy_model.compile(backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode)
         self.tokens = proposal_support(self.energy_model, None).nonzero()[:, 0]
         self.train_dataset = self._usable("train_dataset", self.train_dataset)
         if isinstance(self.eval_dataset, dict):

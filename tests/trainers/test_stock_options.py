@@ -93,6 +93,21 @@ def test_activations_are_computed_again_and_the_update_is_the_same(kind, tmp_pat
     assert ran_again == 2 * ran > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["cross-entropy", "soft beam", "minimum risk", "mgs", "residual", "bert, mlm, enumerated"]
+)
+def test_compiled_models_are_trained_alike(kind, tmp_path, monkeypatch):
+    update, _ = trained(kind, tmp_path)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # the arguments set it for good
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, _ = trained(kind, tmp_path, torch_compile=True, torch_compile_backend="eager")
+    torch.testing.assert_close(compiled, update, rtol=1e-5, atol=1e-7)
+    assert kind == "mgs" or torch._dynamo.utils.counters["stats"]["unique_graphs"]  # MGS decodes with the model itself
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("kind", STEPWISE)
 def test_sharded_weights_are_refused_where_steps_read_them(kind, tmp_path):
     zero3 = {"zero_optimization": {"stage": 3}}
