@@ -17,6 +17,7 @@ from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers.stepwise import scheduled_sampling_logits
 
 ALPHAS = (1.0, 5.0, 20.0)
+QUICK, QUICK_POINTS = Scale(4_000, 200), 101
 
 
 @torch.no_grad()
@@ -44,14 +45,14 @@ def objective_along_line(model, batch: dict, direction: list[torch.Tensor], poin
 
 def draw(results: Path, quick: bool, folder: Path) -> Path:
     """Trains a small tagger, walks along the line, and draws the curves. Returns the image's path."""
-    experiments = ExperimentCache(Scale(4_000 if quick else 20_000, 200), folder)
+    experiments = ExperimentCache(QUICK if quick else Scale(20_000, 200), folder)
     task = experiments.task("stress")
     model = experiments.model(RunConfig("stress", "cross-entropy", 8, 4e-3, False), 1)
     rows = [row for row in task.encoded["train"] if len(row["labels"]) == 11][:4]
     batch = {name: torch.tensor([row[name] for row in rows]) for name in ("input_ids", "attention_mask", "labels")}
     generator = torch.Generator().manual_seed(1)
     direction = [torch.randn(p.shape, generator=generator) * p.std().detach() for p in model.parameters()]
-    points = torch.linspace(-1, 1, 101 if quick else 2001)
+    points = torch.linspace(-1, 1, QUICK_POINTS if quick else 2001)
     curves = objective_along_line(model, batch, direction, points)
     figure, axes = pyplot_without_display().subplots(figsize=(7, 4))
     for name, values in curves.items():

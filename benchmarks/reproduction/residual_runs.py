@@ -109,12 +109,17 @@ class ResidualCache:
         """The trained model, from the folder if it is there."""
         if run.kind == "base":
             return self.base
+        target = self._trained(run, seed)
+        classes = {"unit": ResidualEnergyModel, "bit": ResidualEnergyModel, "ralm": ProductLM}
+        return classes.get(run.kind, AutoModelForCausalLM).from_pretrained(target).eval()
+
+    def _trained(self, run: ResidualRunConfig, seed: int) -> Path:
+        """The folder of a model, which is trained if it isn't there; its training time counts."""
         # How much is held out changes no model.
         target = self.folder / digest(run, seed, self.scale.max_train, self.scale.negatives)
         logs = kept_run(target, f"{run} seed {seed}", lambda work: self._train(run, seed, work))
         self.used[target.name] = training_time(logs)
-        classes = {"unit": ResidualEnergyModel, "bit": ResidualEnergyModel, "ralm": ProductLM}
-        return classes.get(run.kind, AutoModelForCausalLM).from_pretrained(target).eval()
+        return target
 
     def _train(self, run: ResidualRunConfig, seed: int, work: Path) -> Trainer:
         set_seed(seed)
@@ -188,7 +193,7 @@ class ResidualCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(found, path)
         elif key[0].kind != "base":
-            self.model(key[0], key[1])  # its training time counts
+            self._trained(key[0], key[1])  # its training time counts
         return torch.load(path)
 
 
