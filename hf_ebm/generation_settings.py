@@ -23,10 +23,6 @@ from hf_ebm.checks import as_number, as_truth, as_whole, check_choice
 if TYPE_CHECKING:
     from typing import Self
 
-    _Model = PreTrainedModel  # what the mixin is mixed into
-else:
-    _Model = object
-
 logger = logging.get_logger(__name__)
 T = TypeVar("T")
 
@@ -223,7 +219,7 @@ class GenerationSettings(GenerationConfig):
         return {name: getattr(self, name) for name in self.defaults if getattr(self, name) is not None}
 
 
-class SettingsGenerationMixin(_Model):
+class SettingsGenerationMixin(PreTrainedModel):
     """Loads the `generation_config_class`. (Transformers knows generating models by "GenerationMixin" in a base.)"""
 
     generation_config_class: type[GenerationSettings]

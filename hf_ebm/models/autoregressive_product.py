@@ -50,7 +50,7 @@ class ProductLMConfig(CompositeConfig):
     tie_word_embeddings: bool = True
 
 
-class ProductLM(PublishingMixin, PreTrainedModel, GenerationMixin):
+class ProductLM(PublishingMixin, GenerationMixin):
     """A frozen causal language model times a trained one, renormalized per token and trained by exact likelihood.
 
     `ProductLM(lm, residual)` wraps two models, `ProductLM.from_lm(lm)` one and a copy of it whose output layer starts

@@ -18,12 +18,8 @@ from hf_ebm.model_modes import model_output
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, ModelCard
 
-    _Model = PreTrainedModel  # what this is mixed into
-else:
-    _Model = object
 
-
-class PublishingMixin(_Model):
+class PublishingMixin(PreTrainedModel):
     """Gives a model `push_to_hub` with a card, a tokenizer, and its code for those without `hf_ebm`."""
 
     def card_facts(self) -> dict[str, Any]:

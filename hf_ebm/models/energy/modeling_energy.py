@@ -64,7 +64,7 @@ class EnergyOutput(ModelOutput):
     token_energies: Tensor
 
 
-class EnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
+class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     """A masked language model as an energy model over sequences (thesis ch. 6; Salazar et al. 2020 for `local`).
 
     `EnergyModel(mlm, energy="local", mask_token_id=…, special_token_ids=…)` wraps a model object, further fields of

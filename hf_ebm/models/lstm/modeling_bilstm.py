@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForMaskedLM
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
@@ -16,7 +16,7 @@ from hf_ebm.models.lstm.modules_lstm import init_uniform, right_padded_lengths, 
 from hf_ebm.scoring.passes import gather_positions
 
 
-class BiLSTMPreTrainedModel(PublishingMixin, PreTrainedModel):
+class BiLSTMPreTrainedModel(PublishingMixin):
     """What the two classes share."""
 
     config_class = BiLSTMMaskedLMConfig

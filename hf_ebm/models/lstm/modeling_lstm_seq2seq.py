@@ -13,7 +13,6 @@ from transformers import (
     GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedModel,
 )
 from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
@@ -30,7 +29,7 @@ _IGNORED = -100
 _LAST_RESORT = -1e9
 
 
-class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, PreTrainedModel, GenerationMixin):
+class LSTMSeq2SeqForConditionalGeneration(PublishingMixin, GenerationMixin):
     """The recurrent encoder-decoder of thesis ch. 3 to 5 (Bahdanau et al. 2015), with `generate`.
 
     Sources and targets are padded on the right. With `attention="fixed"`, `generate` writes exactly as many tokens as

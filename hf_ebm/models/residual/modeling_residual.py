@@ -53,7 +53,7 @@ class ResidualEnergyOutput(ModelOutput):
     energy: Tensor
 
 
-class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin, PreTrainedModel):
+class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin):
     """`P(x | prefix) ∝ P_LM(x | prefix) exp(-E(prefix, x))` with a frozen language model (Deng et al. 2020).
 
     E is a linear function of the encoder's top hidden states, averaged over all tokens of prefix and continuation
