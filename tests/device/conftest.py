@@ -25,13 +25,18 @@ def nothing_refused(started) -> None:
 
 
 def agree(of: Callable[[str], Any], atol: float = 1e-5) -> None:
-    """What a function makes of models on a card is what it makes of them on the CPU."""
-    found = []
-    for device in ("cpu", "vgpu"):
+    """What a function makes of models on a card is what it makes of them on the CPU.
+
+    The card isn't the current one, on which there would be whatever doesn't ask where the model is.
+    """
+    found, launches = [], []
+    for device in ("cpu", "vgpu:1"):
         torch.manual_seed(0)
         with virtual_device.numbers_of_the_cpu(), virtual_device.trainers_on(device):
             found.append(of(device))
+        launches.append(torch.ops.vgpu.launches())
     assert_same(*found, atol)
+    assert launches[0] < launches[1], "nothing ran on the card"
 
 
 def assert_same(expected: Any, found: Any, atol: float = 1e-5, where: str = "") -> None:

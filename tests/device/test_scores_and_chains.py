@@ -42,7 +42,7 @@ def test_energies_and_gradients(energy):
         found = []
         for ids in (RIGHT, LEFT, RIGHT.to(device), LEFT.to(device)):
             out = model(input_ids=ids, attention_mask=(ids != 0).long())
-            assert out.energy.device.type == device
+            assert out.energy.device == torch.device(device)
             out.energy.sum().backward()
             found += [out.energy, out.token_energies]
         return found, [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

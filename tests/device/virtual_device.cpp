@@ -43,12 +43,14 @@ thread_local DeviceIndex current = 0;
 
 using Observer = void (*)(const char* event, const char* operation);
 Observer observer = nullptr;
-bool counting = false;  // launches and waits; refusals are always told
+bool counting = false;  // whether of launches and waits, too; refusals are always told
+int64_t launches = 0;
 
 void tell(const char* event, const std::string& operation) {
   if (observer) observer(event, operation.c_str());
 }
 void launched(const std::string& operation) {
+  ++launches;
   if (counting) tell("launch", operation);
 }
 void waited(const std::string& operation) {
@@ -504,6 +506,7 @@ TORCH_LIBRARY(vgpu, m) {
   m.def("current_device", [](){ return int64_t(current); });
   m.def("cpu_numbers", [](bool on) { cpu_numbers = on; });
   m.def("count", [](bool on) { counting = on; });
+  m.def("launches", [](){ return launches; });
 }
 }  // namespace
 
