@@ -28,6 +28,7 @@ from benchmarks.reproduction import (
     conditional,
     conditional_figures,
     figure_3_1,
+    long_outputs,
     parameter_search,
     residual,
     starts,
@@ -119,6 +120,14 @@ TABLES |= {
     )
 }
 TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
+TABLES |= {
+    f"long-{task}": Table(f"{title}, all objectives", long_outputs.COLUMNS, functools.partial(long_outputs.table, task))
+    for task, title in (
+        ("stress-phrases", "stress of phrases"),
+        ("g2p-phrases", "pronunciation of phrases"),
+        ("translation", "translation of verses"),
+    )
+}
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
     "thesis-figure-6.1": ("a masked model projected onto an energy", chapter_6.draw_projection),

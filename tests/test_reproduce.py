@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from benchmarks.reproduce import TABLES
 from benchmarks.reproduction import (
@@ -22,19 +22,23 @@ from benchmarks.reproduction import (
     conditional,
     conditional_figures,
     figure_3_1,
+    long_outputs,
     parameter_search,
     phonemes,
     residual,
     residual_runs,
     storage,
+    tasks,
 )
 from benchmarks.reproduction.chapter_6 import EnergyCache, EnergyScale
 from benchmarks.reproduction.completion import CompletionCache, CompletionScale
 from benchmarks.reproduction.conditional import ConditionalCache, ConditionalScale
-from benchmarks.reproduction.experiment_cache import TRIAL_SEED, Decoding, ExperimentCache, RunConfig, Scale, Task
+from benchmarks.reproduction.experiment_cache import TRIAL_SEED, Decoding, ExperimentCache, RunConfig, Scale
 from benchmarks.reproduction.report import Report, sign_test
 from benchmarks.reproduction.residual_runs import ResidualCache, ResidualScale
+from benchmarks.reproduction.tasks import TASKS, Task, detokenized, in_pieces
 from hf_ebm.assets import held_out_verses
+from hf_ebm.data.cmudict_tasks import join_words
 from hf_ebm.data.conditional import encode_conditional
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.objectives.completions import completion_log_probs
@@ -360,3 +364,42 @@ def test_the_sign_test_counts_coins():
         uneven = abs(sum(math.copysign(1, d) for d in differences))
         expected = sum(abs(sum(coin)) >= uneven for coin in coins) / len(coins)
         assert sign_test(differences) == sign_test([*differences, 0.0]) == expected
+
+
+def test_a_table_of_long_outputs_runs(tmp_path, monkeypatch):
+    rows = [(f"uno dos {i % 7} tres.", f"one two {i % 7} three.") for i in range(40)]
+    verses = Dataset.from_list([{"source": source, "target": target} for source, target in rows])
+    splits = {"train": verses, "validation": verses.select(range(8)), "test": verses.select(range(8))}
+    monkeypatch.setattr(tasks, "load_verse_pairs", lambda max_words: DatasetDict(splits))
+    monkeypatch.setattr(tasks, "PIECES", 40)
+    report = Report("long", "title", long_outputs.COLUMNS, [1])
+    experiments = ExperimentCache(replace(TINY, held_out=8, seeds=(1,)), tmp_path)
+    TABLES["long-translation"].fill(experiments, report)
+    assert all(set(runs) == set(long_outputs.COLUMNS) for runs in report.rows.values())
+    assert {"MGS", "minimum risk", long_outputs.GLOBAL_NORMALIZED} <= set(report.rows)
+
+
+def test_pieces_give_their_text_back():
+    texts = ["uno dos, tres.", "¿quién es? “sí”"]
+    splits = DatasetDict(train=Dataset.from_dict({"source": texts, "target": texts[::-1]}))
+    pieces = in_pieces(splits, 60)["train"]
+    assert [detokenized(text) for text in pieces["source"]] == texts
+
+
+def test_phrases_are_the_next_words():
+    words = TASKS["g2p"].load()["validation"].select(range(40))
+    phrases = join_words(DatasetDict(validation=words), 9, 12)["validation"]
+    left, at = list(words), 0
+    for phrase in phrases:  # a plain loop: drop words until the phrase begins, then take its own
+        while not phrase["source"].startswith(left[at]["source"]):
+            at += 1
+        taken = 1
+        while len(" ".join(word["target"] for word in left[at : at + taken]).split()) < 9:
+            taken += 1
+        own = left[at : at + taken]
+        assert phrase["source"] == " ".join(word["source"] for word in own)
+        assert phrase["target"] == " ".join(word["target"] for word in own) == phrase["references"][0]
+        assert len(phrase["references"]) == math.prod(len(word["references"]) for word in own)
+        assert 9 <= len(phrase["target"].split()) <= 12
+        at += taken
+    assert len(phrases) > 10

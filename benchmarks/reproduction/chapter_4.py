@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.reproduction.experiment_cache import SELECTION, Decoding, ExperimentCache, RunConfig
+from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.tasks import TASKS
 
 LEARNING_RATE = 2e-3
 BEAMS, GROWTH = 3, 1.6
@@ -31,7 +32,7 @@ def converged_start(
         task, "self-normalized", scale.most_epochs, LEARNING_RATE, bidirectional, patience=scale.patience,
         options=(("log_z_weight", log_z_weight),),
     )  # fmt: skip
-    return experiments.chosen(run.varied(**START_TRIALS), Decoding(), SELECTION[task])
+    return experiments.chosen(run.varied(**START_TRIALS), Decoding(), TASKS[task].selection)
 
 
 def soft_beam(experiments: ExperimentCache, start: RunConfig, metric: str, weight: float = 1.0, **options) -> RunConfig:
@@ -51,7 +52,7 @@ def soft_beam(experiments: ExperimentCache, start: RunConfig, metric: str, weigh
 def trained_on(experiments: ExperimentCache, start: RunConfig) -> RunConfig:
     """The start's own objective for as many more epochs as a search gets: what of its gain is only more training."""
     run = start.then(start.objective, experiments.scale.search_epochs, LEARNING_RATE, **dict(start.options))
-    return experiments.chosen(run.varied(**TRAINED_ON_TRIALS), Decoding(), SELECTION[start.task])
+    return experiments.chosen(run.varied(**TRAINED_ON_TRIALS), Decoding(), TASKS[start.task].selection)
 
 
 def final_alpha(experiments: ExperimentCache, run: RunConfig) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.reproduction.chapter_4 import BEAMS, converged_start, final_alpha, soft_beam, trained_on
-from benchmarks.reproduction.experiment_cache import LENGTHS, Decoding, ExperimentCache, RunConfig
+from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
 from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.tasks import LENGTHS
 
 LOG_Z_WEIGHT = 0.5
 TRAINED_ON = "pretrain-beam, trained on"

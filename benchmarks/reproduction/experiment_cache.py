@@ -9,32 +9,23 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
-from datasets import DatasetDict
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
-    EvalPrediction,
     PreTrainedModel,
     Trainer,
     set_seed,
 )
 
 from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time
+from benchmarks.reproduction.tasks import Task, TaskKind
 from hf_ebm.cli.train import OBJECTIVES
-from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
-from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
-from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
-from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.costs import HammingCost
-from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 from hf_ebm.relaxations.soft_beam_search import soft_beam_search
-
-DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,6 @@ class Scale:
 QUICK = Scale(1_000, 200, 2, 1, 1, 2, (1, 2))
 TRIAL_SEED = 0  # of the trials, none of the seeds of the tables
 BATCH = 128
-HIDDEN = {"stress": 96, "g2p": 128}
-SELECTION = {"stress": "accuracy", "g2p": "bleu"}  # the metric by which the best epoch is kept
 
 
 @dataclass(frozen=True)
@@ -155,7 +144,7 @@ class ExperimentCache:
     def task(self, name: str) -> Task:
         """A task's data, loaded once."""
         if name not in self._data:
-            self._data[name] = Task(name, self.scale)
+            self._data[name] = Task(name, self.scale.max_train, self.scale.held_out)
         return self._data[name]
 
     def _train(self, run: RunConfig, seed: int, work: Path) -> Trainer:
@@ -171,10 +160,10 @@ class ExperimentCache:
         )  # fmt: skip
         extra: dict = {}
         if run.patience is not None:
-            settings |= _until_converged(run.patience, SELECTION[run.task])
+            settings |= _until_converged(run.patience, task.kind)
             extra |= {
                 "callbacks": [EarlyStoppingCallback(run.patience)],
-                "compute_metrics": lambda found: task.validation_metrics(found),
+                "compute_metrics": task.validation_metrics,
             }
         config = config_class(**settings | dict(run.options))
         if run.default_label_weight != 1:
@@ -197,90 +186,21 @@ class ExperimentCache:
             rows = order[at : at + 256]
             batch = task.tokenizer.pad({"input_ids": [encoded[row]["input_ids"] for row in rows]}, return_tensors="pt")
             ids = model.generate(
-                **batch, num_beams=decoding.num_beams, do_sample=False, length_penalty=0.0, max_new_tokens=20,
-                custom_generate=soft_beam_search, alpha=decoding.alpha, normalization=decoding.normalization,
+                **batch, num_beams=decoding.num_beams, do_sample=False, length_penalty=0.0,
+                max_new_tokens=task.kind.longest, custom_generate=soft_beam_search, alpha=decoding.alpha,
+                normalization=decoding.normalization,
             )  # fmt: skip
             found = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
             outputs.update(zip(rows, found, strict=True))
-        return task.metrics([outputs[row] for row in range(len(encoded))], texts)
+        return task.kind.scores([outputs[row] for row in range(len(encoded))], texts)
 
 
-class Task:
-    """Data, tokenizer, fresh models and metrics of a task."""
-
-    def __init__(self, name: str, scale: Scale):
-        self.name = name
-        splits = (load_stress if name == "stress" else load_g2p)()
-        everything = splits["train"]  # for the symbols: a small part may lack a rare one
-        splits["train"] = everything.select(range(scale.max_train))
-        for split in ("validation", "test"):
-            splits[split] = splits[split].select(range(scale.held_out))
-        self.texts: DatasetDict = splits
-        self.tokenizer = symbol_tokenizer(everything["target"], everything["source"], model_max_length=32)
-        self.encoded = encode_pairs(splits, self.tokenizer)
-
-    @cached_property
-    def target_size(self) -> int:
-        return num_target_ids(self.tokenizer)
-
-    def fresh_model(self, bidirectional: bool, dropout: float) -> PreTrainedModel:
-        """Fixed attention and a zero start for tagging, additive attention for transcription."""
-        tagging, hidden = self.name == "stress", HIDDEN[self.name]
-        return LSTMSeq2SeqForConditionalGeneration(
-            LSTMSeq2SeqConfig(
-                vocab_size=len(self.tokenizer),
-                decoder_vocab_size=self.target_size,
-                embedding_dim=hidden // 2,
-                decoder_embedding_dim=32 if tagging else hidden // 2,
-                hidden_size=hidden,
-                bidirectional=bidirectional,
-                attention="fixed" if tagging else "additive",
-                initial_state="zero" if tagging else "encoder",
-                dropout=dropout,
-            )
-        )
-
-    def label_weights(self, default_weight: float) -> list[float]:
-        """Weight of each predicted token: of the default label, and 1."""
-        weights = [1.0] * self.target_size
-        weights[self.tokenizer.convert_tokens_to_ids(DEFAULT_LABEL)] = default_weight
-        return weights
-
-    def validation_metrics(self, found: EvalPrediction) -> dict[str, float]:
-        """Of greedy outputs for all of the validation data, in its order."""
-        predictions = self.tokenizer.batch_decode(found.predictions, skip_special_tokens=True)
-        return self.metrics(predictions, self.texts["validation"])
-
-    def metrics(self, predictions: list[str], texts) -> dict:
-        """Of all predictions of a split."""
-        if self.name == "stress":
-            scores = stress_scores(predictions, list(texts["target"]))
-            return {name: 100 * value for name, value in scores.items()}
-        references = list(texts["references"])
-        scores = transcription_scores(predictions, references)
-        scores = {name: value if name == "bleu" else 100 * value for name, value in scores.items()}
-        scores |= ngram_overlap(predictions, references)
-        for name, cost in (
-            ("sentence_bleu", sentence_bleu_cost),
-            ("meteor_without_synonyms", meteor_without_synonyms_cost),
-        ):
-            scores[name] = 100 * (1 - float(cost(predictions, references).mean()))
-        lengths = [len(source.split()) for source in texts["source"]]
-        for low, high in LENGTHS:
-            rows = [row for row, length in enumerate(lengths) if low <= length < high]
-            chosen = [predictions[row] for row in rows], [references[row] for row in rows]
-            scores[f"bleu {low}-{high - 1}"] = transcription_scores(*chosen)["bleu"]
-        return scores
-
-
-LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
-
-
-def _until_converged(patience: int, metric: str) -> dict:
+def _until_converged(patience: int, kind: TaskKind) -> dict:
     """Arguments of a training until convergence; its epochs are checkpoints, from which a stopped run goes on."""
     return dict(
         eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
-        metric_for_best_model=metric, greater_is_better=True, predict_with_generate=True, generation_max_length=21,
+        metric_for_best_model=kind.selection, greater_is_better=True, predict_with_generate=True,
+        generation_max_length=kind.longest + 1,
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"mode": "max", "factor": 0.5, "patience": patience // 2},
     )  # fmt: skip

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from benchmarks.reproduction.chapter_4 import trained_on
 from benchmarks.reproduction.chapter_5 import start
-from benchmarks.reproduction.experiment_cache import SELECTION, Decoding, ExperimentCache
+from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache
 from benchmarks.reproduction.report import Report
+from benchmarks.reproduction.tasks import TASKS
 
 # name: (task, self-normalized, bidirectional)
 STARTS = {
@@ -24,7 +25,7 @@ def table_starts(experiments: ExperimentCache, report: Report) -> None:
     curves: dict[str, list[list[float]]] = {}
     for name, (task, self_normalized, bidirectional) in STARTS.items():
         run = start(experiments, task, self_normalized, bidirectional)
-        metric = SELECTION[task]
+        metric = TASKS[task].selection
         logs = [experiments.training_logs(run, seed) for seed in experiments.scale.seeds]
         # The last evaluation is that of the weights that were kept.
         curves[name] = [[log[f"eval_{metric}"] for log in seed if f"eval_{metric}" in log][:-1] for seed in logs]

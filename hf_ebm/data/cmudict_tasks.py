@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 
 import numpy as np
 from datasets import Dataset, DatasetDict
@@ -90,6 +91,40 @@ def _g2p() -> DatasetDict:
             column["target"].append(references[0])
             column["references"].append(references)
     return _dataset_dict(columns)
+
+
+def join_words(splits: DatasetDict, least: int, most: int) -> DatasetDict:
+    """Phrases: rows of `load_stress` or `load_g2p` joined, one after the other, to `least` to `most` target symbols.
+
+    A phrase takes the next words until it has `least` symbols; where the last would lead beyond `most`, the phrase is
+    left out, and the next begins with that word. Nothing marks where a word ends. `references`, if there, are all
+    combinations of those of the words, the first ones first.
+
+    Raises `ValueError` unless `least` is at least 1 and `most` no less.
+
+    Example:
+        >>> rows = Dataset.from_dict({"source": ["a b", "c", "d"], "target": ["A B", "C", "D"]})
+        >>> join_words(DatasetDict(train=rows), 3, 4)["train"][0]
+        {'source': 'a b c', 'target': 'A B C'}
+    """
+    least = as_whole("least", least, 1)
+    most = as_whole("most", most, least)
+    return DatasetDict({name: Dataset.from_list(list(_phrases(rows, least, most))) for name, rows in splits.items()})
+
+
+def _phrases(rows: Dataset, least: int, most: int) -> Iterator[dict]:
+    words: list[dict] = []
+    for row in rows.to_list():
+        words.append(row)
+        length = sum(len(word["target"].split()) for word in words)
+        if length > most:
+            words = [row]
+        elif length >= least:
+            phrase = {name: " ".join(word[name] for word in words) for name in ("source", "target")}
+            if "references" in row:
+                phrase["references"] = [" ".join(one) for one in product(*(word["references"] for word in words))]
+            yield phrase
+            words = []
 
 
 def split_of(spelling: str) -> str:
