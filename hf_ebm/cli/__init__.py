@@ -1,1 +1,1 @@
-"""The command `hf-ebm`: one module a command, arguments from dataclasses, records in and out."""
+"""The command `hf-ebm`: commands are functions, options are fields of dataclasses, records come in and go out."""

@@ -1,30 +1,49 @@
-"""What the commands share: how options are read, models by name, texts as prefixes and continuations."""
+"""What the commands share: what a command is, how its options are read, models by name."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
 from argparse import Action
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, NoReturn
 
-import pyarrow
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
 from hf_ebm.cli.help import of_parser
-from hf_ebm.cli.tables import Records, read_records
-from hf_ebm.data.conditional import split_continuations
 from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
-from hf_ebm.loading import EMBEDDED, is_residual, load_causal_model, load_energy_model, load_residual_model
-from hf_ebm.model_facts import max_length, num_embeddings, special_ids
+from hf_ebm.loading import EMBEDDED, load_energy_model
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.scoring.energies import ENERGIES
-from hf_ebm.texts import report_unknown
+
+
+class Command:
+    """A command: a function whose arguments are of the dataclasses that its options are declared in.
+
+    Args:
+        function: is called as the command is; its docstring is the help.
+        options: gives the dataclasses.
+    """
+
+    def __init__(self, function: Callable[..., None], options: Callable[[], list[type]]):
+        self.name, self.function, self.options = function.__name__, function, options
+        self.about = inspect.getdoc(function) or ""
+
+    def parser(self) -> OptionParser:
+        """What reads its options."""
+        return OptionParser(self.options(), self.name, self.about)
+
+    def __call__(self, argv: list[str]) -> None:
+        self.function(*parse(self.options(), argv, self.name, self.about))
+
+
+def command(options: Callable[[], list[type]]) -> Callable[[Callable[..., None]], Command]:
+    """Makes a command of a function."""
+    return lambda function: Command(function, options)
 
 
 def parse(dataclasses: list, argv: list[str], command: str, description: str) -> tuple:
@@ -95,9 +114,6 @@ def _not_there(parser: OptionParser, rest: list[str], command: str) -> str:
 
 
 UNKNOWN_HELP = "Where a text holds what the tokenizer has no token for: warn, error or ignore."
-_IDS = pyarrow.list_(pyarrow.int64())
-# What a row of a text has.
-CONTINUATION_FIELDS = {"text": pyarrow.string(), "prefix_ids": _IDS, "continuation_ids": _IDS}
 
 
 def energy_help() -> str:
@@ -164,71 +180,6 @@ def load_model(arguments: MaskedModelArguments, local_rank: int = 0) -> tuple[En
     )
 
 
-@dataclass
-class ContinuationArguments:
-    """Which texts are read, and how they are cut into prefix and continuation."""
-
-    input: str = field(metadata={"help": "Records with texts: .jsonl, .parquet, .txt (a text a line), '-' for stdin."})
-    text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
-    prefix_tokens: int = field(default=10, metadata={"help": "Tokens of the prefix, special ones before it included."})
-    max_new_tokens: int = field(default=20, metadata={"help": "Length at which continuations are stopped."})
-    fragments: bool = field(
-        default=False,
-        metadata={"help": "Texts are fragments: none ends, and those that don't fill the length are left out."},
-    )
-    unknown_tokens: str = field(default="warn", metadata={"help": UNKNOWN_HELP})
-    max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
-
-
-def load_language_model(
-    which: AnyModelArguments, local_rank: int = 0
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal or a residual model in evaluation mode on its device, and the tokenizer of its language model."""
-    load = load_residual_model if is_residual(which.model, which.revision) else load_causal_model
-    return load(which.model, dtype=which.dtype, device=which.device, local_rank=local_rank, revision=which.revision)
-
-
-def read_texts(arguments: ContinuationArguments) -> Records:
-    """The records whose texts are read. Raises `ValueError` for one without a text."""
-    records = read_records(arguments.input, arguments.text_column).first(arguments.max_rows)
-    records.texts(arguments.text_column)
-    return records
-
-
-def carried(records: Records, arguments: ContinuationArguments) -> Records:
-    """The records with what a row doesn't have already."""
-    return records.without("text") if arguments.text_column == "text" else records
-
-
-def continuations(
-    arguments: ContinuationArguments, records: Records, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel
-) -> tuple[list[dict], list[int]]:
-    """Rows of `split_continuations` that the language model has ids and positions for, and their records' numbers."""
-    end_ids, lm = special_tokens(model)[0], lm_of(model) if isinstance(model, ResidualEnergyModel) else model
-    limit, size = max_length(lm, getattr(model.config, "max_sequence_length", None)), num_embeddings(lm)
-    if limit is not None and arguments.prefix_tokens + arguments.max_new_tokens > limit:
-        raise ValueError(
-            f"prefix_tokens and max_new_tokens must be at most {limit} together, the model's positions, got "
-            f"{arguments.prefix_tokens} and {arguments.max_new_tokens}"
-        )
-    texts = records.texts(arguments.text_column)
-    if not arguments.fragments and not end_ids:
-        raise ValueError("fragments must be given: the model has no end token")
-    report_unknown(tokenizer, arguments.input, texts, arguments.unknown_tokens)
-    rows = split_continuations(
-        texts, tokenizer, end_ids, arguments.prefix_tokens, arguments.max_new_tokens, not arguments.fragments
-    )
-    if not rows:
-        raise ValueError(
-            f"{arguments.input}: none of {len(texts)} texts has a continuation behind {arguments.prefix_tokens} tokens"
-        )
-    for row in rows:
-        largest = max(row["prefix_ids"] + row["continuation_ids"])
-        if largest >= size:
-            raise ValueError(f"model: its tokenizer has the id {largest}, the model has embeddings for {size}")
-    return rows, [row.pop("number") for row in rows]
-
-
 def check_shared(path: str | None, num_processes: int) -> None:
     """Raises `ValueError` for an input that several processes can't all read."""
     if path == "-" and num_processes > 1:
@@ -240,11 +191,3 @@ def check_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, got {value}")
-
-
-def special_tokens(model: PreTrainedModel) -> tuple[list[int], int]:
-    """End tokens and padding of a causal or a residual model."""
-    if isinstance(model, ResidualEnergyModel):
-        return model.end_ids, model.config.lm_pad_token_id
-    ends = special_ids("eos_token_id", model)
-    return ends, next(iter([*special_ids("pad_token_id", model), *ends]), 0)

@@ -1,4 +1,4 @@
-"""`hf-ebm demo`: a page in the browser that samples, compares kernels and scores texts. Stop it with Ctrl-C."""
+"""`hf-ebm demo`, which serves the page of `hf_ebm.demo`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import MaskedModelArguments, load_model, parse
+from hf_ebm.cli.common import MaskedModelArguments, command, load_model
 
 
 @dataclass
@@ -17,14 +17,9 @@ class DemoArguments(MaskedModelArguments):
     port: int = field(default=7860, metadata={"help": "Port to listen on, 1 to 65535."})
 
 
-def options() -> list[type]:
-    """What the command's options are declared in."""
-    return [DemoArguments]
-
-
-def run(argv: list[str]) -> None:
-    """Serves the page until interrupted. No public link is made, and nothing is sent anywhere."""
-    (arguments,) = parse(options(), argv, "demo", __doc__)
+@command(lambda: [DemoArguments])
+def demo(arguments: DemoArguments) -> None:
+    """`hf-ebm demo`: a page in the browser that samples, compares kernels and scores texts. Stop it with Ctrl-C."""
     if not 1 <= arguments.port <= 65535:
         raise ValueError(f"port must be from 1 to 65535, got {arguments.port}")
     _check_free(arguments.host, arguments.port)

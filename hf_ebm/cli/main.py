@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 from hf_ebm import __version__
 from hf_ebm.cli import help
 
+# What each is for, and the module of this package that it is a function of.
 COMMANDS = {
-    "sample": "draw sequences from a masked language model, or fill the masks of texts",
-    "score": "energies and pseudo-perplexities of texts",
-    "rerank": "rerank n-best lists",
-    "negatives": "sample continuations of prefixes, to train a residual model against",
-    "perplexity": "perplexity of a residual or a causal model, between bounds",
-    "demo": "a page in the browser that samples, compares kernels and scores texts",
-    "train": "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
+    "sample": ("draw sequences from a masked language model, or fill the masks of texts", "sample"),
+    "score": ("energies and pseudo-perplexities of texts", "scoring"),
+    "rerank": ("rerank n-best lists", "scoring"),
+    "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
+    "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
+    "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),
+    "train": (
+        "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
+        "train",
+    ),
 }
 # Those that divide their work over processes.
 DIVIDED = ("sample", "negatives", "train")
@@ -26,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: hf-ebm COMMAND [options]   (hf-ebm COMMAND --help lists them)\n")
-        print("\n".join(f"  {name:10} {description}" for name, description in COMMANDS.items()))
+        print("\n".join(f"  {name:10} {description}" for name, (description, _) in COMMANDS.items()))
         print("\nhf-ebm --version tells the version")
         return
     if argv[0] == "--version":
@@ -45,11 +50,16 @@ def main(argv: list[str] | None = None) -> None:
         if not sys.stderr.isatty():  # bars are for people
             logging.disable_progress_bar()
         check_launch(argv[0], DIVIDED)
-        import_module(f"hf_ebm.cli.{argv[0]}").run(argv[1:])
+        command_of(argv[0])(argv[1:])
     except (ValueError, OSError, ImportError) as error:  # what is missing to import is an extra of the package
         _stop(2, " ".join(str(error).split()))
     except KeyboardInterrupt as interrupt:  # which says how a run goes on that can
         _stop(130, "; ".join(["interrupted", *map(str, interrupt.args)]))
+
+
+def command_of(name: str) -> Callable[[list[str]], None]:
+    """What runs a command."""
+    return getattr(import_module(f"hf_ebm.cli.{COMMANDS[name][1]}"), name)
 
 
 def _stop(code: int, message: str) -> None:

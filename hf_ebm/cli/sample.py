@@ -1,8 +1,4 @@
-"""`hf-ebm sample`: draw sequences from a masked language model, or fill the masks of texts.
-
-Records are appended as chains finish, with the other fields of their prompts. The same command, given again after a
-kill, goes on where it stopped; the processes of `torchrun --nproc_per_node N -m hf_ebm sample …` divide the chains.
-"""
+"""`hf-ebm sample`: the command, what it writes, and its summary."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_ebm.cli.common import ModelArguments, check_shared, load_model, parse, setting_options
+from hf_ebm.cli.common import ModelArguments, check_shared, command, load_model, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
@@ -68,15 +64,18 @@ class SampleArguments:
     chains_at_once: int = field(default=64, metadata={"help": "Chains run together; changes speed and memory only."})
 
 
-def options() -> list[type]:
-    """What the command's options are declared in."""
+def _options() -> list[type]:
     of_chains = setting_options(ChainGenerationConfig, "Settings of the chains.", helps=_OWN_HELP, seed=0)
     return [SampleArguments, ModelArguments, of_chains]
 
 
-def run(argv: list[str]) -> None:
-    """Runs the chains that the output doesn't hold yet and prints a summary."""
-    arguments, which, chain_arguments = parse(options(), argv, "sample", __doc__)
+@command(_options)
+def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: Any) -> None:
+    """`hf-ebm sample`: draw sequences from a masked language model, or fill the masks of texts.
+
+    Records are appended as chains finish, with the other fields of their prompts. The same command, given again after a
+    kill, goes on where it stopped; the processes of `torchrun --nproc_per_node N -m hf_ebm sample …` divide the chains.
+    """
     settings = _settings(chain_arguments)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from importlib import import_module
 from typing import Any
 
-from hf_ebm.cli.common import OptionParser
+from hf_ebm.cli.common import Command
 from hf_ebm.cli.help import STORED
-from hf_ebm.cli.main import COMMANDS
+from hf_ebm.cli.main import COMMANDS, command_of
 from hf_ebm.cli.train import descriptions
 
 
 def stored_help() -> dict[str, Any]:
     """What `help.json` is to hold."""
-    modules = {name: import_module(f"hf_ebm.cli.{name}") for name in COMMANDS if name != "train"}
-    parsers = {name: OptionParser(module.options(), name, str(module.__doc__)) for name, module in modules.items()}
+    commands = {name: command_of(name) for name in COMMANDS if name != "train"}
+    parsers = {name: command.parser() for name, command in commands.items() if isinstance(command, Command)}
     return {name: _stored(parser) for name, parser in parsers.items()} | {"train": descriptions()}
 
 

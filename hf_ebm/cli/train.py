@@ -107,15 +107,15 @@ def descriptions() -> dict[str, str]:
     return own | {name: description for name, (*_, description) in OF_ENERGIES.items()}
 
 
-def run(argv: list[str]) -> None:
+def train(argv: list[str]) -> None:
     """Trains, evaluates if asked to, and saves."""
     if help.asked("train", argv):
         print(help.help_of_train(descriptions()), end="")
         return
     if argv[0] in OF_ENERGIES:
-        options, config_class, train, description = OF_ENERGIES[argv[0]]
+        options, config_class, train_it, description = OF_ENERGIES[argv[0]]
         of_energy, config = parse([options, config_class], argv[1:], f"train {argv[0]}", description)
-        print_metrics(config, lambda: train(of_energy, config))
+        print_metrics(config, lambda: train_it(of_energy, config))
         return
     if argv[0] not in OBJECTIVES:
         known = ", ".join([*OBJECTIVES, *OF_ENERGIES])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
-from hf_ebm.cli import negatives as negatives_command
+from hf_ebm.cli import continuations as continuations_commands
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.scoring_residual import residual_perplexity
@@ -138,7 +138,7 @@ def test_other_texts_under_the_same_name_are_another_run(folders, tmp_path):
 def test_a_killed_run_goes_on_in_parquet(folders, whole, tmp_path):
     output = tmp_path / "out.parquet"
     arguments = list(map(str, negatives(folders, output)))
-    killed(negatives_command, "sample_continuations", 3, lambda *_: None, *arguments)
+    killed(continuations_commands, "sample_continuations", 3, lambda *_: None, *arguments)
     assert len(read(tmp_path / "out.parquet.partial.jsonl")) == 16
     run(*arguments)
     found = pd.read_parquet(output)

@@ -12,7 +12,7 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 from hf_ebm.cli import run_records
-from hf_ebm.cli.negatives import _ADDED
+from hf_ebm.cli.continuations import NEGATIVES_FIELDS
 from hf_ebm.cli.run_records import ChainRecords, RunRecords
 from hf_ebm.cli.tables import Output
 from hf_ebm.models.energy import generation_energy, saved_runs
@@ -201,7 +201,7 @@ def test_locks_need_nothing_that_windows_lacks(monkeypatch):
 def test_processes_take_turns_to_append(tmp_path):
     """One that holds the turn, as while it appends, keeps another from it until it is done."""
     rows = [{"row": number, "prefix_ids": [number]} for number in range(2)]
-    one, other = (RunRecords(Output(str(tmp_path / "out.jsonl"), None, _ADDED), ("row",)) for _ in range(2))
+    one, other = (RunRecords(Output(str(tmp_path / "out.jsonl"), None, NEGATIVES_FIELDS), ("row",)) for _ in range(2))
     one.open({"command": "negatives", "checksums": {}})
     one.append(rows[:1])
     with FileLock(tmp_path / "out.jsonl.lock"):

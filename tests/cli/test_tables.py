@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_ebm.cli import rerank, sample, score
+from hf_ebm.cli import sample, scoring
 from tests.cli.conftest import read, run
 from tests.cli.test_negatives_and_perplexity import SIZES, TEXTS, folders  # noqa: F401
 
@@ -174,7 +174,7 @@ def test_what_no_column_can_hold_is_refused_by_name_before_the_model_is_loaded(
     name, values, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for module in (score, rerank, sample):
+    for module in (scoring, sample):
         monkeypatch.setattr(module, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     lines(tmp_path / "in.jsonl", [{"text": "the", "candidates": ["a"], name: value} for value in values])
     for command in ("score", "rerank", "sample", "negatives", "perplexity"):

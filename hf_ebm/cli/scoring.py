@@ -1,4 +1,4 @@
-"""`hf-ebm rerank`: rerank n-best lists by energy, of a masked language model or a residual model."""
+"""`hf-ebm score` and `hf-ebm rerank`: energies of texts, and n-best lists ordered by them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,76 @@ import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_number, as_string, shown
-from hf_ebm.cli.common import ModelArguments, load_model, parse
+from hf_ebm.cli.common import ModelArguments, command, load_model
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
 
-_ADDED = {
+_SCORED = {
+    "energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "num_unknown": pyarrow.int64(),
+    "pseudo_perplexity": pyarrow.float64(),
+}  # fmt: skip
+_DETAILS = {
+    "tokens": pyarrow.list_(pyarrow.string()), "token_energies": pyarrow.list_(pyarrow.float64()),
+    "words": pyarrow.list_(pyarrow.string()), "word_energies": pyarrow.list_(pyarrow.float64()),
+}  # fmt: skip
+
+
+@dataclass
+class ScoreArguments:
+    """What is scored and how."""
+
+    input: str = field(
+        default="-", metadata={"help": "Records: .jsonl, .parquet, .txt (a text a line), '-' for stdin."}
+    )
+    output: str = field(default="-", metadata={"help": "Where to: .jsonl, .parquet, '-' for standard output."})
+    text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
+    prefix_column: str | None = field(default=None, metadata={"help": "Field with left context; it is not scored."})
+    suffix_column: str | None = field(default=None, metadata={"help": "Field with right context; it is not scored."})
+    variant: str | None = field(
+        default=None, metadata={"help": "exact, within_word_l2r, or the approximations stride and unmasked."}
+    )
+    stride: int = field(default=8, metadata={"help": "Masked rows per text with --variant stride."})
+    details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
+
+
+@command(lambda: [ScoreArguments, ModelArguments])
+def score(arguments: ScoreArguments, which: ModelArguments) -> None:
+    """`hf-ebm score`: energies and pseudo-perplexities of texts."""
+    further = which.inputs_by_name()
+    check_writable(arguments.output)
+    records = read_records(arguments.input, arguments.text_column)
+    columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
+    contexts: dict[str, Any] = {name: records.texts(column) for name, column in columns.items() if column}
+    texts = records.texts(arguments.text_column)
+    output = Output(arguments.output, records, _SCORED | (_DETAILS if arguments.details else {}))
+    model, tokenizer = load_model(which)
+    result = model.score(
+        texts,
+        tokenizer,
+        variant=arguments.variant,
+        stride=arguments.stride,
+        token_budget=which.token_budget,
+        further_inputs=further,
+        unknown_tokens=which.unknown_tokens,
+        **contexts,
+    )
+    found = []
+    for row in range(len(records)):
+        counts = {name: int(getattr(result, name)[row]) for name in ("num_tokens", "num_unknown")}
+        record: dict[str, Any] = {"energy": float(result.energy[row]), **counts}
+        if result.pseudo_perplexity is not None:
+            record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if record["num_tokens"] > 0 else None
+        if arguments.details:
+            record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
+            if result.words is not None and result.word_energies is not None:
+                record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
+        found.append(record)
+    output.write(found)
+
+
+_RERANKED = {
     "best": pyarrow.string(), "order": pyarrow.list_(pyarrow.int64()),
     "rerank_scores": pyarrow.list_(pyarrow.float64()), "energies": pyarrow.list_(pyarrow.float64()),
 }  # fmt: skip
@@ -43,23 +106,18 @@ class RerankArguments:
     )
 
 
-def options() -> list[type]:
-    """What the command's options are declared in."""
-    return [RerankArguments, ModelArguments]
-
-
-def run(argv: list[str]) -> None:
-    """Writes every record back with `best`, `order`, `rerank_scores` and `energies` added."""
-    arguments, which = parse(options(), argv, "rerank", __doc__)
+@command(lambda: [RerankArguments, ModelArguments])
+def rerank(arguments: RerankArguments, which: ModelArguments) -> None:
+    """`hf-ebm rerank`: rerank n-best lists by energy, of a masked language model or a residual model."""
     further = which.inputs_by_name()
     check_writable(arguments.output)
     records = read_records(arguments.input, arguments.candidates_column)
     candidates = _lists(records, arguments.candidates_column, as_string)
     base = _lists(records, arguments.scores_column, as_number) if arguments.scores_column else None
     before = records.texts(arguments.prefix_column) if arguments.prefix_column else None
-    output = Output(arguments.output, records, _ADDED)
+    output = Output(arguments.output, records, _RERANKED)
     model, tokenizer = _load(which)
-    how = {}
+    how: dict[str, Any] = {}
     if before is not None:
         how["prefixes"] = [prefix for prefix, own in zip(before, candidates, strict=True) for _ in own]
     if isinstance(model, EnergyModel):
