@@ -120,7 +120,7 @@ def _phrases(rows: Dataset, least: int, most: int) -> Iterator[dict]:
         if length > most:
             words = [row]
         elif length >= least:
-            phrase = {name: " ".join(word[name] for word in words) for name in ("source", "target")}
+            phrase: dict = {name: " ".join(word[name] for word in words) for name in ("source", "target")}
             if "references" in row:
                 phrase["references"] = [" ".join(one) for one in product(*(word["references"] for word in words))]
             yield phrase
