@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.scoring.energies import ENERGIES, token_scores
+from hf_ebm.scoring.energies import ENERGIES, energy_terms, token_scores
 from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
 
 # Energies that are held at once: half a GiB of float32.
@@ -75,6 +75,22 @@ class FillSpace(NamedTuple):
         """`ids` (N, T) with the context, which is not copied."""
         ends = torch.zeros(len(ids), dtype=torch.long), torch.full((len(ids),), ids.shape[1])
         return Sequences(ids, *ends, self.context and self.context.expanded(len(ids)))
+
+
+def num_sequential_rows(space: FillSpace) -> int:
+    """Masked rows that fill slots from left to right in all ways: of a slot for each filling of the earlier ones.
+
+    Example:
+        >>> one = torch.arange(5)[:, None]
+        >>> num_sequential_rows(FillSpace(torch.zeros(3), (Slot(torch.tensor([0]), one), Slot(torch.tensor([1]), one))))
+        6
+    """
+    sizes = space.sizes
+    return sum(
+        math.prod(sizes[:number]) * len(_rests(slot, piece, earlier=True).first)
+        for number, slot in enumerate(space.slots)
+        for piece in range(len(slot.positions))
+    )
 
 
 def num_joint_rows(space: FillSpace) -> int:
@@ -191,18 +207,23 @@ def _choices(fills: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def independent_log_probs(runner: Runner, space: FillSpace) -> list[Tensor]:
-    """Log probabilities (K,) of each slot's candidates, all slots masked: one row, and within a slot a product.
+    """Log probabilities (K,) of each slot's candidates, all slots masked and within a slot a product: a row a slot."""
+    numbers = range(len(space.slots))
+    return [parallel_log_probs(runner, space, space.ids[None], number, numbers)[0] for number in numbers]
 
-    They are normalized over the candidates.
-    """
-    positions = torch.cat([slot.positions for slot in space.slots])[None]
-    rows = MaskedRows(torch.zeros(1, dtype=torch.long, device=positions.device), positions, positions)
-    logits = runner(space.sequences(space.ids[None]), rows, lambda logits, n, ids: logits)[0].double()
-    parts = logits.log_softmax(-1).split([len(slot.positions) for slot in space.slots])
-    return [
-        sum(own.gather(1, slot.candidates.T).unbind(), start=own.new_zeros(())).log_softmax(-1)
-        for own, slot in zip(parts, space.slots, strict=True)
-    ]
+
+def parallel_log_probs(runner: Runner, space: FillSpace, ids: Tensor, number: int, masked: Sequence[int]) -> Tensor:
+    """As `slot_log_probs`, but with all pieces of the slot masked in one row, and their product."""
+    slot, rows = space.slots[number], torch.arange(len(ids), device=ids.device)
+    hidden = torch.cat([space.slots[other].positions for other in masked]).expand(len(ids), -1)
+
+    def product(logits: Tensor, n: Tensor, shown: Tensor) -> Tensor:
+        pieces = logits.double().log_softmax(-1).unbind(1)
+        parts = (own[:, tokens] for own, tokens in zip(pieces, slot.candidates.unbind(1), strict=True))
+        return sum(parts, start=logits.new_zeros((), dtype=torch.float64))
+
+    read = slot.positions.expand(len(ids), -1)
+    return runner(space.sequences(ids), MaskedRows(rows, hidden, read), product).log_softmax(-1)
 
 
 def slot_log_probs(runner: Runner, space: FillSpace, ids: Tensor, number: int, masked: Sequence[int]) -> Tensor:
@@ -240,7 +261,14 @@ def slot_log_probs(runner: Runner, space: FillSpace, ids: Tensor, number: int, m
 def independent_tables(
     log_probs: Sequence[Tensor], kept: Sequence[Tensor], entries: int = TABLE_ENTRIES
 ) -> Iterator[Tensor]:
-    """`-log q` of the fills of kept candidates, as `joint_tables`, by `independent_log_probs`."""
+    """`-log q` of the fills of kept candidates, as `joint_tables`, by `independent_log_probs`.
+
+    Example:
+        >>> log_probs = [torch.tensor([0.75, 0.25]).log(), torch.tensor([0.5, 0.5]).log()]
+        >>> [(-table).exp() for table in independent_tables(log_probs, [torch.tensor([0, 1]), torch.tensor([1])])]
+        [tensor([[0.3750],
+                [0.1250]])]
+    """
     parts = [own[which] for own, which in zip(log_probs, kept, strict=True)]
     height = max(1, entries // math.prod(map(len, parts[1:])))
     for first in parts[0].split(height):
@@ -303,6 +331,16 @@ def summarized(
         tables: of all fills of the space.
         groups: the slots whose candidates' marginal probabilities are wanted together.
         further: ids (n, T) to energies (n,) that are added, infinite where a fill is forbidden.
+
+    Example:
+        >>> words = torch.tensor([[7], [8]])
+        >>> space = FillSpace(torch.tensor([0, 0]), (Slot(torch.tensor([0]), words), Slot(torch.tensor([1]), words)))
+        >>> energies = torch.tensor([[0.0, 1.0], [2.0, 3.0]])  # of 7 7, 7 8, 8 7, 8 8
+        >>> found = summarized(iter([energies]), space, temperature=1.0, top_k=2, groups=[[0], [1]])
+        >>> space.filled(found.choices).tolist(), found.energies.tolist()
+        ([[7, 7], [7, 8]], [0.0, 1.0])
+        >>> [[round(share, 3) for share in marginal.tolist()] for marginal in found.marginals]
+        [[0.881, 0.119], [0.731, 0.269]]
     """
     device, sizes = space.ids.device, space.sizes
     rest = math.prod(sizes[1:])
@@ -332,7 +370,7 @@ def summarized(
                     here += _summed(weights, own)
             first += len(chunk)
     kept = best > -torch.inf
-    marginals = [mass / total for mass in masses]
+    marginals = [mass / total if kept.any() else mass for mass in masses]
     return FillSummary(total.log() + scale, _choices(where[kept], sizes), -best[kept] * temperature, marginals)
 
 
@@ -346,3 +384,11 @@ def _summed(weights: Tensor, own: Sequence[int]) -> Tensor:
 def _further(further: Callable[[Tensor], Tensor], space: FillSpace, start: int, count: int) -> Tensor:
     fills = torch.arange(start, start + count, device=space.ids.device)
     return torch.cat([further(space.filled(_choices(part, space.sizes))) for part in fills.split(_CONTEXTS_AT_ONCE)])
+
+
+def fill_energies(runner: Runner, space: FillSpace, ids: Tensor, energy: str) -> Tensor:
+    """Energies (N,) in nats, float64, of fills `ids` (N, T): a masked row for each position of each."""
+    positions = torch.cat([slot.positions for slot in space.slots])
+    source = torch.arange(len(ids), device=ids.device).repeat_interleave(len(positions))
+    terms = energy_terms(runner, space.sequences(ids), source, positions.repeat(len(ids)), energy)
+    return terms.double().view(len(ids), -1).sum(1)

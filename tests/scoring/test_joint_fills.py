@@ -113,10 +113,10 @@ def test_the_two_other_readings():
     runner = model.masked_batch_runner()
     with torch.no_grad():
         found = list(independent_tables(independent_log_probs(runner, space), kept, entries=4))
-        assert runner.num_rows == 1
+        assert runner.num_rows == 3
         assert torch.allclose(-torch.cat(found).flatten(), torch.stack(independent), atol=1e-5)
         found = list(sequential_tables(runner, space, kept, entries=4))
-        assert len(found) == 2 and runner.num_rows == 1 + 1 + 2 + 2 * 4
+        assert len(found) == 2 and runner.num_rows == 3 + 1 + 2 + 2 * 4
     assert torch.allclose(-torch.cat(found).flatten(), torch.stack(sequential), atol=1e-5)
 
 

@@ -36,6 +36,7 @@ from hf_ebm.models.checkpoints import (
 from hf_ebm.models.common import PublishingMixin, register, rerank
 from hf_ebm.models.energy.conditional_energy import generate_from_sources
 from hf_ebm.models.energy.configuration_energy import EnergyConfig, rehearse, resized_number, resized_roles
+from hf_ebm.models.energy.fill_energy import fill
 from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
@@ -87,6 +88,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     # Methods with modules of their own, which are functions of a model there.
     generate = generate
     generate_from_sources = generate_from_sources
+    fill = fill
     score = score
     rerank = rerank
     score_ids = score_ids
