@@ -1,6 +1,7 @@
 """Tiny residual models over a language whose continuations can all be enumerated."""
 
 import itertools
+from functools import cache
 
 import torch
 import transformers as tf
@@ -69,9 +70,17 @@ def toy_residual(family: str = "bert", dtype=torch.float64, spread_of_energies: 
     model = ResidualEnergyModel(toy_lm(dtype=dtype), toy_encoder(family, dtype=dtype)).eval()
     torch.manual_seed(2)
     model.head.weight.data.normal_()
-    energies = exact_energies(model, PREFIX)
-    model.head.weight.data *= spread_of_energies / float(energies.std())
+    model.head.weight.data *= spread_of_energies / _spread_of_energies(family, dtype)
     return model
+
+
+@cache
+def _spread_of_energies(family: str, dtype) -> float:
+    """Of a model as `toy_residual` makes it at first."""
+    model = ResidualEnergyModel(toy_lm(dtype=dtype), toy_encoder(family, dtype=dtype)).eval()
+    torch.manual_seed(2)
+    model.head.weight.data.normal_()
+    return float(exact_energies(model, PREFIX).std())
 
 
 def all_continuations(vocab_size: int = VOCAB, length: int = LENGTH) -> list[tuple[int, ...]]:
@@ -86,15 +95,17 @@ def all_continuations(vocab_size: int = VOCAB, length: int = LENGTH) -> list[tup
 
 def exact_log_probs(lm, prefix: torch.Tensor, continuations=None) -> torch.Tensor:
     """log P_LM of each continuation, one token at a time."""
-    found = []
-    for ids in continuations or all_continuations(lm.get_input_embeddings().weight.shape[0]):
-        row, total = prefix, 0.0
-        for token in ids:
-            with torch.no_grad():
-                logits = lm(input_ids=row[None]).logits[0, -1].double()
-            total += float(logits.log_softmax(-1)[token])
-            row = torch.cat([row, torch.tensor([token])])
-        found.append(total)
+
+    @cache
+    def next_token(row: tuple[int, ...]) -> torch.Tensor:
+        with torch.no_grad():
+            return lm(input_ids=torch.tensor([row])).logits[0, -1].double().log_softmax(-1)
+
+    start = tuple(prefix.tolist())
+    found = [
+        sum(float(next_token(start + ids[:place])[token]) for place, token in enumerate(ids))
+        for ids in continuations or all_continuations(lm.get_input_embeddings().weight.shape[0])
+    ]
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -105,7 +116,7 @@ def exact_energies(model, prefix: torch.Tensor, continuations=None) -> torch.Ten
         row = torch.cat([prefix, torch.tensor(ids)])
         with torch.no_grad():
             hidden = model.encoder(input_ids=row[None])[0][0].double()
-        found.append(float(hidden.mean(0) @ model.head.weight[0].double() + model.head.bias[0].double()))
+            found.append(float(hidden.mean(0) @ model.head.weight[0].double() + model.head.bias[0].double()))
     return torch.tensor(found, dtype=torch.float64)
 
 
