@@ -8,29 +8,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from inspect import Parameter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from hf_ebm.checks import as_ids, as_mask, as_whole_numbers, shown
-from hf_ebm.model_facts import limit_of, needed_inputs
+from hf_ebm.model_facts import has_token_logits, is_causal, limit_of, needed_inputs
 from hf_ebm.model_modes import state_kept
 from hf_ebm.scoring.rows import Context, Sequences, attended_mask, attended_spans
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
-from typing import TYPE_CHECKING, NamedTuple
-
-from transformers import AutoModelForMaskedLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-from hf_ebm.model_facts import has_token_logits, is_causal
-
-if TYPE_CHECKING:
-    from hf_ebm.models.energy.modeling_energy import EnergyModel
-
 
 # Arguments of a forward that say nothing of the sequences, or are given by other names here.
 _NO_INPUTS = {
