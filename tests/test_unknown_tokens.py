@@ -10,7 +10,7 @@ import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm import EnergyModel
 from hf_ebm.cli.main import main
 from hf_ebm.demo.scoring import score_lines
-from hf_ebm.evaluate_modules.shared import score
+from hf_ebm.evaluate_modules import score
 from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.texts import report_unknown, unknown_of
 from tests.models.tokenizers_for_tests import small_tokenizer

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM, pipeline
 import hf_ebm.pipelines  # noqa: F401  # registers the tasks
 from hf_ebm import EnergyModel, ProductLM, ResidualEnergyModel, soft_beam_search
 from hf_ebm.cli.main import main
-from hf_ebm.evaluate_modules.shared import energy_model
+from hf_ebm.evaluate_modules import energy_model
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
 from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.causal_families import tiny_causal

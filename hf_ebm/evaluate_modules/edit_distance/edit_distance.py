@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, described, references, texts
+from hf_ebm.evaluate_modules import CheckedInputs, described, references, texts
 from hf_ebm.objectives.sequence_costs import nearest_reference
 
 _DESCRIPTION = """\

@@ -9,7 +9,7 @@ import evaluate
 import torch
 
 from hf_ebm.checks import whole, wholes
-from hf_ebm.evaluate_modules.shared import CheckedInputs, described, id_rows
+from hf_ebm.evaluate_modules import CheckedInputs, described, id_rows
 from hf_ebm.objectives.sequence_costs import non_termination
 
 _DESCRIPTION = """\

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, chains, described
+from hf_ebm.evaluate_modules import CheckedInputs, chains, described
 
 _DESCRIPTION = """\
 Novel rate of chains of samples: of all steps from one sample to the next, the share at which the text changes. A Markov

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import evaluate
 
 from hf_ebm.data.metrics import transcription_scores
-from hf_ebm.evaluate_modules.shared import CheckedInputs, described, references, texts
+from hf_ebm.evaluate_modules import CheckedInputs, described, references, texts
 
 _DESCRIPTION = """\
 Phoneme error rate of transcriptions, such as pronunciations of words: symbols to insert, delete or substitute, by the

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import evaluate
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, described, energy_model, score, texts
+from hf_ebm.evaluate_modules import CheckedInputs, described, energy_model, score, texts
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.scoring.energies import ENERGIES
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import evaluate
 
-from hf_ebm.evaluate_modules.shared import CheckedInputs, described, id_rows
+from hf_ebm.evaluate_modules import CheckedInputs, described, id_rows
 from hf_ebm.objectives.sequence_costs import repetition
 
 _DESCRIPTION = """\
