@@ -201,7 +201,9 @@ def test_every_command_tells_of_an_energy_that_comes_later(command, request, cap
     assert f"--energy ENERGY {' or '.join(ENERGIES)};" in told_by(capsys, *command)
 
 
-def test_an_entry_is_told_of(toys, capsys):
+def test_an_entry_that_comes_later_is_told_of(request, capsys):
+    assert "toy" not in told_by(capsys, "sample")
+    request.getfixturevalue("toys")
     told = told_by(capsys, "sample")
     for kind, table in TABLES.items():
         known = ", ".join(map(repr, table.entries))
