@@ -2,5 +2,5 @@
 
 python -m benchmarks.scoring     # against minicons (pip install -e '.[benchmarks]')
 python -m benchmarks.sampling    # against plain and careful Metropolis–Hastings loops
-python -m benchmarks.gpu         # rows per second on a CUDA card
+python -m benchmarks.gpu         # what a CUDA card does, in under four minutes
 """

@@ -31,12 +31,12 @@ def models() -> dict[str, ResidualEnergyModel]:
     }
 
 
-def row_of(model: ResidualEnergyModel, repeats: int) -> list[float]:
+def row_of(model: ResidualEnergyModel, repeats: int, candidates: int = CANDIDATES, length: int = LENGTH) -> list[float]:
     """Milliseconds of the parts and of the whole, tokens a second, and the ratio that is bounded."""
     device = model.lm.device
     prefix = torch.randint(5, 4000, (1, PREFIX), generator=torch.Generator().manual_seed(0)).to(device)
     config = GenerationConfig(
-        do_sample=True, top_k=0, max_new_tokens=LENGTH, num_return_sequences=CANDIDATES, pad_token_id=0, use_cache=True
+        do_sample=True, top_k=0, max_new_tokens=length, num_return_sequences=candidates, pad_token_id=0, use_cache=True
     )
 
     def sampling() -> torch.Tensor:
@@ -49,12 +49,12 @@ def row_of(model: ResidualEnergyModel, repeats: int) -> list[float]:
             model(input_ids=rows, attention_mask=torch.ones_like(rows))
 
     def joint() -> None:
-        model.generate(prefix, num_candidates=CANDIDATES, max_new_tokens=LENGTH, seed=0)
+        model.generate(prefix, num_candidates=candidates, max_new_tokens=length, seed=0)
 
     found = medians({"sampling": sampling, "scoring": scoring, "joint": joint}, repeats)
     apart = found["sampling"] + found["scoring"]
     milliseconds = [1e3 * seconds for seconds in found.values()]
-    return [*milliseconds, CANDIDATES * LENGTH / found["joint"], apart / found["joint"]]
+    return [*milliseconds, candidates * length / found["joint"], apart / found["joint"]]
 
 
 HEADER = ["encoder", "sampling alone, ms", "scoring alone, ms", "joint, ms", "joint, tokens/s", "apart / joint"]

@@ -106,15 +106,16 @@ SAMPLED = {
 }
 
 
-def sampled_steps(make: Callable, vocab_size: int, kind: str) -> dict[str, Callable[[], None]]:
+def sampled_steps(
+    make: Callable, vocab_size: int, kind: str, batch: dict[str, torch.Tensor], use_cpu: bool = True
+) -> dict[str, Callable[[], None]]:
     """A step of a trainer on samples with the encoder run for each candidate, and once for those of a source."""
     torch.manual_seed(0)
     model = make(vocab_size)
-    batch = batch_of(vocab_size, 8, 256, 32)
     trainer_class, config_class, own = SAMPLED[kind]
     args = config_class(
-        tempfile.mkdtemp(), num_candidates=CANDIDATES, report_to=[], use_cpu=True, max_steps=1000, save_strategy="no",
-        disable_tqdm=True, **own,
+        tempfile.mkdtemp(), num_candidates=CANDIDATES, report_to=[], use_cpu=use_cpu, max_steps=1000,
+        save_strategy="no", disable_tqdm=True, **own,
     )  # fmt: skip
     trainer = trainer_class(model, args, train_dataset=[{}], data_collator=lambda rows: batch)
     trainer.current_gradient_accumulation_steps = 1
@@ -134,9 +135,10 @@ def sampled_steps(make: Callable, vocab_size: int, kind: str) -> dict[str, Calla
 
 def sampled_rows(repeats: int):
     """A row for each shape and trainer."""
-    for name, shape in ENCODERS.items():
+    for name, (make, vocab_size) in ENCODERS.items():
         for kind in SAMPLED:
-            found = medians(sampled_steps(*shape, kind), repeats)
+            batch = batch_of(vocab_size, 8, 256, 32)
+            found = medians(sampled_steps(make, vocab_size, kind, batch), repeats)
             yield [name, kind, found["repeated"], found["once"], found["once"] / found["repeated"]]
 
 

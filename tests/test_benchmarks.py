@@ -1,10 +1,17 @@
-"""What the benchmarks compare with: the loops carry the energies of their own states, and the measure of mixing."""
+"""What the benchmarks compare with, the measure of mixing, and the parts of what runs on a card."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
 
 import pytest
 import torch
 
+from benchmarks import gpu
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.sampling import tokens_kept
 from tests.conftest import plain_token_energies, tiny_energy_model
@@ -33,3 +40,42 @@ def test_tokens_kept():
     half = torch.cat([frozen[..., :3], fresh[..., 3:]], -1)
     assert tokens_kept(half, 3) == pytest.approx(0.5, abs=0.03)
     assert math.isnan(tokens_kept(fresh, 400))
+
+
+@pytest.mark.slow
+def test_every_part_for_a_card_runs_in_tiny_sizes(tmp_path):
+    twins = {"rows, bfloat16, CUDA graphs", "rows, float32, compiled"}  # of a part that is run
+    parts = [part for part in gpu.PARTS if part not in twins and (part != "scoring" or find_spec("minicons"))]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--quick", "--device", "cpu", "--seconds", "600"]
+    subprocess.run([*command, "--out", tmp_path / "lines", "--parts", *parts], check=True, capture_output=True)
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert not [line for line in lines if "failed" in line]
+    figures = {line["part"] for line in lines if not {"machine", "all of it, s"} & set(line)}
+    assert figures == set(parts)
+    same = next(line for line in lines if "of another token budget" in line)
+    assert same["of another token budget"] == same["chains, float64, share that is the same"] == 1
+
+
+def test_a_fault_in_one_part_loses_no_other(tmp_path, monkeypatch):
+    def fine(device, quick):
+        yield {"device": device}
+
+    def crashes(device, quick):
+        yield {"so far": 1}
+        os._exit(3)
+
+    def hangs(device, quick):
+        time.sleep(600)
+        yield {}
+
+    def fails(device, quick):
+        raise ValueError("bad")
+
+    parts = {"crashes": (crashes, 60), "hangs": (hangs, 0.2), "fails": (fails, 60), "fine": (fine, 60)}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--out", str(tmp_path / "lines")])
+    gpu.main()
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
+    assert failed.keys() == {"crashes", "hangs", "fails"} and "bad" in failed["fails"]
+    assert {"part": "crashes", "so far": 1} in lines and {"part": "fine", "device": "cpu"} in lines
