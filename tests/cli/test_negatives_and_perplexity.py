@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 
 import datasets
 import pandas as pd
@@ -15,9 +14,10 @@ from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
-from tests.cli.conftest import command, killed, read, run
+from tests.cli.conftest import killed, read, run
 from tests.models.residual_models import spread, toy_encoder
 from tests.models.tokenizers_for_tests import small_tokenizer
+from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
@@ -147,9 +147,7 @@ def test_a_killed_run_goes_on_in_parquet(folders, whole, tmp_path):
 
 
 def test_two_processes_write_the_same_records(folders, whole, tmp_path):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = command(*negatives(folders, tmp_path / "out.jsonl", "--device", "cpu"), launcher=launcher, timeout=300)
-    assert done.returncode == 0, done.stderr
+    fresh(tmp_path, run, *negatives(folders, tmp_path / "out.jsonl", "--device", "cpu"), count=2)
     assert sorted(read(tmp_path / "out.jsonl"), key=lambda record: record["row"]) == whole
 
 

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -19,6 +17,7 @@ from hf_ebm.models.energy import generation_energy, saved_runs
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import KERNELS
 from tests.cli.conftest import killed, read, run
+from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
@@ -124,19 +123,17 @@ def test_a_run_that_is_killed_at_every_second_step_ends(model_folder, tmp_path, 
     assert same_records(read(output), read(tmp_path / "whole.jsonl")) and len(steps) == 1
 
 
-# Runs commands one after the other; a file of its own tells of each process that made records.
-COUNTED = """
-import json, os, sys
-from hf_ebm.cli.main import main
-from hf_ebm.cli.run_records import RunRecords
-plain = RunRecords.append
-def append(self, records):
-    open(f"{sys.argv[1]}/{os.getpid()}.process", "w").close()
-    plain(self, records)
-RunRecords.append = append
-for arguments in json.loads(sys.argv[2]):
-    main(arguments)
-"""
+def counted(folder, *commands: list[str]) -> None:
+    """Runs commands one after the other; a file of its own tells of each process that made records."""
+    plain = RunRecords.append
+
+    def append(self, records):
+        (folder / f"{os.getpid()}.process").touch()
+        plain(self, records)
+
+    RunRecords.append = append
+    for arguments in commands:
+        run(*arguments)
 
 
 def test_two_processes_make_the_same_set_and_one_summary(model_folder, tmp_path, whole, capfd):
@@ -144,22 +141,17 @@ def test_two_processes_make_the_same_set_and_one_summary(model_folder, tmp_path,
     common = ["sample", "--model", model_folder, "--device", "cpu"]
     to_file = [*common, "--lengths", "4", "6", *CHAINS, "--output", str(output), "--chains_at_once", "2"]
     printed = [*common, "--lengths", "4", "--num_chains", "5", "--num_epochs", "6"]
-    (tmp_path / "counted.py").write_text(COUNTED)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "counted.py"), str(tmp_path), json.dumps([to_file, printed])],
-        capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    both = fresh(tmp_path, counted, tmp_path, to_file, printed, count=2)
+    stdout, stderr = ("".join(getattr(one, name) for one in both) for name in ("stdout", "stderr"))
     assert len(list(tmp_path.glob("*.process"))) == 2
     assert same_records(read(output), whole)
-    assert "6 chains of 2 samples" in done.stdout
+    assert stdout.count("6 chains of 2 samples") == 2  # of two prompts, told by one process
     run(*printed)
     alone = capfd.readouterr()
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
     assert same_records(lines, [json.loads(line) for line in alone.out.splitlines()])
     summary = r"5 chains of 6 samples;.* mean energy ([\d.]+); split R-hat ([\d.]+)"
-    both, own = ([float(number) for number in re.search(summary, err).groups()] for err in (done.stderr, alone.err))
+    both, own = ([float(number) for number in re.search(summary, err).groups()] for err in (stderr, alone.err))
     assert both == pytest.approx(own, abs=0.02)
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -19,6 +17,7 @@ from transformers import (
     BartForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
+    Trainer,
 )
 
 from hf_ebm.cli.train import OBJECTIVES
@@ -27,7 +26,8 @@ from hf_ebm.cli.training.scores import TAGGING, TRANSCRIPTION
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import tagging_scores, transcription_scores
 from hf_ebm.data.symbols import symbol_tokenizer
-from tests.cli.conftest import command, read, run
+from tests.cli.conftest import read, run
+from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
@@ -123,8 +123,8 @@ def test_a_run_resumed_in_a_fresh_process_is_the_same_run(objective, folder, tmp
     run("train", *objective, *common, "--output_dir", tmp_path / "whole")
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole" / "checkpoint-5").rename(tmp_path / "cut" / "checkpoint-5")
-    done = command("train", *objective, *common, "--output_dir", tmp_path / "cut", "--resume_from_checkpoint", "last")
-    assert done.returncode == 0, done.stderr
+    cut = ["train", *objective, *common, "--output_dir", tmp_path / "cut", "--resume_from_checkpoint", "last"]
+    fresh(tmp_path, run, *cut)
     logs = [
         json.loads((tmp_path / name / "trainer_state.json").read_text())["log_history"] for name in ("whole", "cut")
     ]
@@ -134,34 +134,24 @@ def test_a_run_resumed_in_a_fresh_process_is_the_same_run(objective, folder, tmp
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-# Runs the command and keeps every process's weights.
-KEEPING = """
-import os, sys, torch
-from transformers import Trainer
-from hf_ebm.cli.main import main
-plain = Trainer.save_state
-def save_state(self):
-    torch.save(dict(self.model.state_dict()), f"{sys.argv[1]}/{os.environ['RANK']}.pt")
-    plain(self)
-Trainer.save_state = save_state
-main(sys.argv[2:])
-"""
+def keeping(folder, *arguments) -> None:
+    """Runs the command and keeps every process's weights."""
+    plain = Trainer.save_state
+
+    def save_state(self):
+        torch.save(dict(self.model.state_dict()), folder / f"{os.environ['RANK']}.pt")
+        plain(self)
+
+    Trainer.save_state = save_state
+    run(*arguments)
 
 
 def test_two_processes_train_one_model(folder, tmp_path, capsys):
-    (tmp_path / "keeping.py").write_text(KEEPING)
     arguments = ["train", "cross-entropy", "--task", folder, *LSTM, *QUICK, *EVALUATE]
     arguments += ["--per_device_eval_batch_size", "2"]  # 7 rows: one process gets a row again
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     own = [*arguments, "--output_dir", tmp_path / "two", "--per_device_train_batch_size", "3"]
     own.remove("--use_cpu")  # which the command gives itself
-    done = subprocess.run(
-        [*launcher, str(tmp_path / "keeping.py"), str(tmp_path), *map(str, own)],
-        capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    two = json.loads(done.stdout)  # one process printed
+    two = json.loads("".join(one.stdout for one in fresh(tmp_path, keeping, tmp_path, *own, count=2)))  # one printed
     weights = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     run(*arguments, "--output_dir", tmp_path / "one", "--per_device_train_batch_size", "6")

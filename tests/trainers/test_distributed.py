@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from tests.causal_families import PAD
+from tests.processes import fresh
 from tests.trainers import distributed_runs
 from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
@@ -24,12 +22,7 @@ def folder(tmp_path_factory):
     """Where all updates lie, made by one process and by two."""
     folder = tmp_path_factory.mktemp("distributed")
     distributed_runs.run_all(folder)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", distributed_runs.__name__, str(folder)], capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    fresh(folder, distributed_runs.run_all, folder, count=2)
     counted = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     assert sorted(counted) == [[1, 0], [2, 0], [2, 1]], "two processes that know of each other, and the one of the test"
     return folder

@@ -1,20 +1,30 @@
 """MGS: a hand-written step, accumulation, restored weights, decoders, adapters, memory."""
 
 import copy
+import gc
 import math
-import subprocess
-import sys
+import resource
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import GenerationConfig, TrainerCallback
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from hf_ebm.objectives.completions import ends_at
-from hf_ebm.objectives.mgs import draw_candidates, noise_of
+from hf_ebm.objectives.mgs import (
+    Candidate,
+    draw_candidates,
+    log_proposal_density,
+    noise_of,
+    noise_scales,
+    perturb_,
+    proposal_sums,
+)
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import MGSConfig, MGSTrainer
 from tests.causal_families import END, PAD, collate_left, collate_right, completion_rows, tiny_causal
+from tests.processes import fresh
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
@@ -313,33 +323,52 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
         trainer_of(tmp_path, tiny_causal("llama"), dataset=long).train()
 
 
-MEMORY = """
-import gc, resource, sys, torch
-from transformers import GPT2Config, GPT2LMHeadModel
-from hf_ebm.trainers import MGSConfig, MGSTrainer
-from tests.causal_families import collate_right, completion_rows
-torch.set_num_threads(1)
-config = GPT2Config(vocab_size=23, n_positions=64, n_embd=1024, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=1)
-model = GPT2LMHeadModel(config)
-args = MGSConfig(sys.argv[1], per_device_train_batch_size=2, max_steps=1, optim="sgd", report_to=[], use_cpu=True,
-                 save_strategy="no", disable_tqdm=True, max_length_ratio=1.0, num_candidates=3)
-trainer = MGSTrainer(model, args, train_dataset=completion_rows(2), data_collator=collate_right)
-gc.collect()
-with open("/proc/self/statm") as file:
-    before = int(file.read().split()[1]) * resource.getpagesize() / 1024
-trainer.train()
-size = sum(parameter.numel() * 4 for parameter in model.parameters()) / 1024
-with open("/proc/self/status") as file:  # ru_maxrss would begin at the peak of the process that started this one
-    peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-print("PEAK", (peak - before) / size)
-"""
+def measure_memory(folder: Path) -> None:
+    config = GPT2Config(vocab_size=23, n_positions=64, n_embd=1024, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=1)
+    model = GPT2LMHeadModel(config)
+    args = MGSConfig(
+        str(folder), per_device_train_batch_size=2, max_steps=1, optim="sgd", report_to=[], use_cpu=True,
+        save_strategy="no", disable_tqdm=True, max_length_ratio=1.0, num_candidates=3,
+    )  # fmt: skip
+    trainer = MGSTrainer(model, args, train_dataset=completion_rows(2), data_collator=collate_right)
+    gc.collect()
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1024
+    trainer.train()
+    size = sum(parameter.numel() * 4 for parameter in model.parameters()) / 1024
+    # ru_maxrss would begin at the peak of the process that started this one
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    print("PEAK", (peak - before) / size)
 
 
 def test_peak_memory_is_the_gradient_and_one_copy(tmp_path):
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    (done,) = fresh(tmp_path, measure_memory, tmp_path)
     peak = float(done.stdout.split("PEAK")[1])
     assert 1.8 < peak < 2.7  # in models of this size, beside the model; activations and one tensor's noise included
+
+
+def measure_large() -> None:
+    d, scale = 10**8, 1e-4
+    direction = torch.empty(d).uniform_(-scale, scale)
+    original = torch.zeros(d)
+    parameter = original.clone()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    scales = noise_scales([direction], 1.0)
+    assert abs(scales[0] / (scale / 2) - 1) < 1e-3, scales
+    proposal = proposal_sums([direction], scales)
+    candidate = Candidate(True, 3)
+    sums = perturb_([parameter], [original], [direction], scales, candidate, "full")
+    square = sum(float(noise.double().square().sum()) for _, _, noise in noise_of(candidate, [direction]))
+    assert abs(float(sums.square) - square) < 1e-1, (float(sums.square), square)
+    for density in ("full", "given_noise"):
+        assert log_proposal_density(candidate, sums, proposal, 0.5, density).isfinite()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (4 * d / 1024))
+
+
+def test_a_hundred_million_parameters(tmp_path):
+    """Sums agree with float64 to a tenth of a nat, and nothing of that size is held for a candidate."""
+    (done,) = fresh(tmp_path, measure_large)
+    assert float(done.stdout) < 0.3  # tensors of that size, beside weights, original and direction
 
 
 def test_a_configuration_of_beams_alone_decodes_seq2seq_models(tmp_path):
