@@ -40,6 +40,16 @@ def trainer_of(tmp_path, model=None, dataset=None, collator=collate_right, cost=
     )
 
 
+def test_sharded_weights_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="deepspeed and fsdp must be off"):
+        trainer_of(tmp_path, fsdp=True)
+    for name in ("is_fsdp_enabled", "is_deepspeed_enabled"):
+        trainer = trainer_of(tmp_path)
+        setattr(trainer, name, True)  # as accelerate's settings make it
+        with pytest.raises(ValueError, match="deepspeed and fsdp must be off"):
+            trainer.set_up()
+
+
 def cross_entropy_by_hand(model, batch):
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
