@@ -317,6 +317,9 @@ def test_a_stopped_training_goes_on_to_the_same_model(tmp_path, monkeypatch):
         for experiments in (whole, parts)
     ]
     assert curves[0] == curves[1] and len(curves[0]) == 5 and curves[0][-1] == max(curves[0])
+    # What the best epoch is chosen by is what the tables show.
+    shown = whole.scores(run, 1, "validation", Decoding())["accuracy"]
+    assert curves[0][-1] == pytest.approx(shown) and shown > 0
     pairs = zip(whole.model(run, 1).parameters(), parts.model(run, 1).parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not list((tmp_path / "parts").rglob("checkpoint-*"))

@@ -200,7 +200,7 @@ def _until_converged(patience: int, kind: TaskKind) -> dict:
     return dict(
         eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
         metric_for_best_model=kind.selection, greater_is_better=True, predict_with_generate=True,
-        generation_max_length=kind.longest + 1,
+        generation_max_length=kind.longest + 1, include_for_metrics=["inputs"],
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"mode": "max", "factor": 0.5, "patience": patience // 2},
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import EvalPrediction, PreTrainedModel
@@ -15,6 +16,7 @@ from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scor
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.data.verse_pairs import load_verse_pairs
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 
 DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
@@ -80,9 +82,16 @@ class Task:
         return weights
 
     def validation_metrics(self, found: EvalPrediction) -> dict[str, float]:
-        """Of greedy outputs for all of the validation data, in its order."""
-        predictions = self.tokenizer.batch_decode(found.predictions, skip_special_tokens=True)
-        return self.kind.scores(predictions, self.texts["validation"])
+        """Of greedy outputs for the validation data, in the order of the trainer: rows are found by their texts."""
+        rows = self.texts["validation"]
+        row_of = {pair: row for row, pair in enumerate(zip(rows["source"], rows["target"], strict=True))}
+        sources, targets, predictions = (
+            self.tokenizer.batch_decode(
+                np.where(ids == IGNORED, self.tokenizer.pad_token_id, ids), skip_special_tokens=True
+            )
+            for ids in (found.inputs, found.label_ids, found.predictions)
+        )
+        return self.kind.scores(predictions, rows.select([row_of[pair] for pair in zip(sources, targets, strict=True)]))
 
 
 def tagging_metrics(predictions: list[str], rows: Dataset) -> dict[str, float]:
