@@ -78,10 +78,6 @@ class MinimumRiskTrainer(TaskLossTrainer):
         super().set_up()
         self.candidates.check_sampling()
 
-    def check_memory(self, labels: torch.Tensor) -> None:
-        """Logits are kept of every candidate."""
-        self.candidates.check_scores_fit(labels, self.args.num_candidates)
-
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         args, decoder = self.args, self.candidates
         drawn, _ = decoder.sample(pairs, args.num_candidates, args.sampling_temperature)
@@ -218,10 +214,6 @@ class PolicyGradientTrainer(TaskLossTrainer):
     def reads_targets(self) -> bool:
         """In training for the cross entropy alone; for the cost they may be of any length."""
         return self.args.cross_entropy_weight > 0 or not self.model.training
-
-    def check_memory(self, labels: torch.Tensor) -> None:
-        """Logits are kept of every candidate."""
-        self.candidates.check_scores_fit(labels, self.args.num_candidates)
 
     @property
     def running_mean(self) -> RunningMean:

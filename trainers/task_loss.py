@@ -159,8 +159,11 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         return True
 
     def check_memory(self, labels: torch.Tensor) -> None:
-        """Raises `ValueError` for a batch whose logits, kept with their gradients, don't fit into memory."""
-        check_logits_fit("per_device_train_batch_size, max_target_length", labels.shape, self.module)
+        """Raises `ValueError` for a batch whose logits, those of all scored candidates, don't fit into memory."""
+        if isinstance(self.args, SampledRiskConfig):
+            self.candidates.check_scores_fit(labels, self.args.num_candidates)
+        else:
+            check_logits_fit("per_device_train_batch_size, max_target_length", labels.shape, self.module)
 
     def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Rows with a target; the first token of a causal row is none."""
