@@ -21,14 +21,16 @@ DATA = [f"hf_ebm.data.{name}" for name in ("conditional", "metrics", "symbols", 
 OTHERS = [
     *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.kjv", "hf_ebm.data.verse_pairs",
     "hf_ebm.models.autoregressive_product", "hf_ebm.models.common", "hf_ebm.models.energy.conditional_energy",
-    "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.scoring_energy",
+    "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy", "hf_ebm.models.energy.mutations_energy",
+    "hf_ebm.models.energy.scoring_energy",
     "hf_ebm.models.residual.modeling_residual", "hf_ebm.models.residual.scoring_residual", "hf_ebm.plots",
     "hf_ebm.random_state", "hf_ebm.texts",
 ]  # fmt: skip
 # What takes a model or what runs one, a state of chains, or numbers of a step is shown by the methods that call it, and
 # by the guides.
 SHOWN_ELSEWHERE = {
-    "drawn_fills", "encode_splits", "fill_energies", "independent_log_probs", "joint_tables", "length_limits",
+    "drawn_fills", "encode_splits", "fill_energies", "independent_log_probs", "joint_log_probs", "joint_tables",
+    "length_limits", "substitution_scores",
     "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs",
     "chain_generator", "check_run_fits", "conditional_log_probs", "contiguous", "decoded", "default_token_budget",
     "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs", "import_arviz", "kernel_at",

@@ -40,6 +40,7 @@ from hf_ebm.models.energy.fill_energy import fill
 from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
+from hf_ebm.models.energy.mutations_energy import score_variants
 from hf_ebm.models.energy.scoring_energy import score, score_ids
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
@@ -92,6 +93,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     score = score
     rerank = rerank
     score_ids = score_ids
+    score_variants = score_variants
 
     config_class = EnergyConfig
     generation_config_class = ChainGenerationConfig
