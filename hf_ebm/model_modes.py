@@ -152,6 +152,18 @@ def _lock_of(model: nn.Module) -> RLock:
         return _LOCKS.setdefault(model, RLock())
 
 
+def compiled_in_place(model: Any) -> Any:
+    """Of what `torch.compile` returns the model, compiled in place: its class and its weights keep their names.
+
+    Other objects are returned as they are.
+    """
+    if "_orig_mod" not in getattr(model, "_modules", ()):
+        return model
+    inner = model._orig_mod
+    inner._compiled_call_impl = model.dynamo_ctx(inner._call_impl)
+    return inner
+
+
 def without_adapters(model: Any) -> Any:
     """The model that adapters of PEFT are on, which are layers of it; any other model itself."""
     return getattr(model, "get_base_model", lambda: model)()

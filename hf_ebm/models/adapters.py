@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from accelerate.utils import is_compiled_module
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +21,7 @@ from transformers.utils import (
 )
 
 from hf_ebm.model_facts import close, five_tokens
-from hf_ebm.model_modes import encodes_ids, evaluation_mode, made_up_states, state_kept
+from hf_ebm.model_modes import compiled_in_place, encodes_ids, evaluation_mode, made_up_states, state_kept
 from hf_ebm.models.checkpoints import refuse_missing_weights
 
 
@@ -116,18 +115,6 @@ def has_adapters(model: nn.Module) -> bool:
     """Whether a model has layers of adapters, switched on or off."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     return tuners is not None and any(isinstance(module, tuners.BaseTunerLayer) for module in model.modules())
-
-
-def compiled_in_place(model: Any) -> Any:
-    """Of what `torch.compile` returns the model, compiled in place: its class and its weights keep their names.
-
-    Other objects are returned as they are.
-    """
-    if not is_compiled_module(model):
-        return model
-    inner = model._orig_mod
-    inner._compiled_call_impl = model.dynamo_ctx(inner._call_impl)
-    return inner
 
 
 def unwrapped(name: str, model: object) -> object:

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_list, as_number, listed, number, shown
-from hf_ebm.model_modes import model_output
+from hf_ebm.model_modes import compiled_in_place, model_output
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, ModelCard
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 class PublishingMixin(PreTrainedModel):
     """Gives a model `push_to_hub` with a card, a tokenizer, and its code for those without `hf_ebm`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A part that was compiled is compiled in place, so that what is saved has the names of its weights."""
+        super().__setattr__(name, compiled_in_place(value))
 
     def card_facts(self) -> dict[str, Any]:
         """What the card says of this kind of model in place of what it says of any; all of it may be left out.

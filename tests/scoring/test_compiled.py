@@ -11,6 +11,7 @@ from hf_ebm.assets import load_embedded
 from hf_ebm.scoring.head import PositionLogits, gather_positions
 from hf_ebm.scoring.passes import few_sizes
 from tests.models.families import tiny_family_model
+from tests.models.residual_models import toy_residual
 
 pytestmark = pytest.mark.slow  # tracing takes seconds
 
@@ -100,6 +101,14 @@ def test_every_way_to_compile_has_the_same_values_and_is_saved_as_ever(compiled,
     again = EnergyModel.from_pretrained(tmp_path)
     assert list(again.state_dict()) == names and again.dtype == torch.float64
     assert torch.equal(again(ROWS).energy, expected)
+
+
+def test_parts_of_a_residual_model_are_compiled_in_place(graphs):
+    model, ids = toy_residual(), torch.tensor([[0, 3, 4, 5], [0, 4, 4, 3]])
+    energies, names = model(input_ids=ids, attention_mask=torch.ones_like(ids)).energy, list(model.state_dict())
+    model.encoder = torch.compile(model.encoder, backend=recording(graphs))
+    assert torch.equal(model(input_ids=ids, attention_mask=torch.ones_like(ids)).energy, energies)
+    assert graphs and list(model.state_dict()) == names
 
 
 def test_gradients_are_those_of_the_model():

@@ -18,7 +18,6 @@ from hf_ebm.models.adapters import (
     active_adapters,
     adapter_to_save,
     add_adapter,
-    compiled_in_place,
     has_adapters,
     refuse_other_adapter,
     switch_adapters,
@@ -236,9 +235,6 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
         So does `model.mlm = torch.compile(model.mlm)`.
         """
         self.mlm.compile(*args, **kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, compiled_in_place(value) if name == "mlm" else value)
 
     @property
     def vocab_size(self) -> int:
