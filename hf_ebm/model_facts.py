@@ -243,7 +243,7 @@ def _padding(table: nn.Module) -> int | None:
 
 @torch.no_grad()
 def is_causal(model: PreTrainedModel) -> bool:
-    """Whether what stands behind a token leaves its output the same."""
+    """Whether what stands after a token leaves its output the same."""
     row = five_tokens(model)
     takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
     inputs = {"attention_mask": torch.ones_like(row)} if takes_mask else {}
@@ -267,7 +267,7 @@ def check_causal(name: str, model: PreTrainedModel) -> None:
     except (TypeError, AttributeError, LookupError, RuntimeError) as error:  # of the model's own code
         raise ValueError(f"{name}: {type(model).__name__} doesn't run on a few tokens: {error}") from error
     if not causal:
-        raise ValueError(f"{name} must be causal; {type(model).__name__} sees the tokens behind the one it predicts")
+        raise ValueError(f"{name} must be causal; {type(model).__name__} sees the tokens after the one it predicts")
 
 
 @torch.no_grad()
@@ -306,7 +306,7 @@ def close(first: Tensor, second: Tensor) -> bool:
 def check_not_block_sparse(name: str, model: PreTrainedModel) -> None:
     """Raises `ValueError` for attention by blocks, which no short trial shows.
 
-    Which blocks a token sees depends on how far its row is padded, and some stand behind it.
+    Which blocks a token sees depends on how far its row is padded, and some stand after it.
     """
     if getattr(model.config, "attention_type", None) == "block_sparse":
         raise ValueError(

@@ -74,15 +74,15 @@ def plain_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Rows:
 
 
 def prompt_encoder(tokenizer: PreTrainedTokenizerBase, end_id: int) -> Callable[[list[str]], Rows]:
-    """What makes prompts of texts: with the tokenizer's own special tokens around them, but no end behind them."""
-    before, behind = _framing(tokenizer)
-    while behind and behind[-1] in {end_id, tokenizer.eos_token_id, tokenizer.sep_token_id}:
-        behind.pop()
-    return lambda texts: [[*before, *ids, *behind] for ids in plain_ids(tokenizer, texts)]
+    """What makes prompts of texts: with the tokenizer's own special tokens around them, but no end after them."""
+    before, after = _framing(tokenizer)
+    while after and after[-1] in {end_id, tokenizer.eos_token_id, tokenizer.sep_token_id}:
+        after.pop()
+    return lambda texts: [[*before, *ids, *after] for ids in plain_ids(tokenizer, texts)]
 
 
 def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and behind a text, seen around the first token that is a text by itself.
+    """What the tokenizer puts before and after a text, seen around the first token that is a text by itself.
 
     An empty text would not do: where start and end are one token, as in GPT-2, they could not be told apart.
     """

@@ -142,12 +142,12 @@ def split_continuations(
     """Rows of `number`, `text`, `prefix_ids` and `continuation_ids`: a text's first tokens, and what follows them.
 
     A continuation ends with the end token or is stopped at `max_new_tokens`, like one that is sampled: the sequences
-    that a residual model is a distribution over. Texts with nothing but their end behind the prefix are left out.
+    that a residual model is a distribution over. Texts with nothing but their end after the prefix are left out.
 
     `number` counts all texts from 0.
 
     Args:
-        end_ids: the language model's end tokens; the first is put behind a text.
+        end_ids: the language model's end tokens; the first is put after a text.
         prefix_tokens: tokens of the prefix, those that the tokenizer puts before a text among them.
         ends: whether a text is whole; the end of a fragment is not marked, and it must fill `max_new_tokens`.
 

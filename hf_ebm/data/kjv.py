@@ -105,8 +105,8 @@ def completion_rows(verses: list[str], tokenizer: PreTrainedTokenizerBase, promp
     """Verses as rows of a causal model that continues their first tokens (Welleck and Cho 2020, section 5.1).
 
     Args:
-        tokenizer: puts an end token behind a text.
-        prompt_length: tokens of the prompt, a start token among them. Verses with nothing but their end behind it are
+        tokenizer: puts an end token after a text.
+        prompt_length: tokens of the prompt, a start token among them. Verses with nothing but their end after it are
             left out.
 
     Returns:

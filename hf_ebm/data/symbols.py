@@ -126,7 +126,7 @@ def encode_completions(
     """Rows of a causal model: like `encode_pairs`, but each source is the prompt that its target continues.
 
     `input_ids` are prompt, target and end token; `labels` are -100 on the prompt. The two are tokenized apart. A prompt
-    has the special tokens that the tokenizer puts around a text, without end or separator tokens behind it; a target
+    has the special tokens that the tokenizer puts around a text, without end or separator tokens after it; a target
     has none but its end. With a byte-level tokenizer (GPT-2) nothing stands between them: a target that is to begin
     with a new word must begin with its space.
 
@@ -198,7 +198,7 @@ def _symbols(texts: Iterable[str], name: str) -> set[str]:
 
 
 def encode_splits(dataset: Dataset | DatasetDict, *how: Any) -> Dataset | DatasetDict:
-    """Checks and encodes every split; `how` are the arguments of `_encode` behind the place."""
+    """Checks and encodes every split; `how` are the arguments of `_encode` after the place."""
     if isinstance(dataset, DatasetDict):
         return DatasetDict({split: _encode(rows, f" of split {split!r}", *how) for split, rows in dataset.items()})
     return _encode(dataset, "", *how)

@@ -223,7 +223,7 @@ def test_rerank_with_a_residual_model(folders, tmp_path):
         ),
         (["perplexity", "--prefix_tokens", "50"], "must be at most 24 together"),
         (["perplexity", "--input", "{tmp}/empty.txt", *SIZES], "none of 0 texts has a continuation"),
-        (["perplexity", "--model", "{models}/mlm"], "sees the tokens behind the one it predicts"),
+        (["perplexity", "--model", "{models}/mlm"], "sees the tokens after"),
         (["perplexity", "--model", "{models}/torn"], "has no weights for"),
         (["negatives", "--output", "{tmp}/o.csv"], "must end in .jsonl, .ndjson, .json or .parquet"),
         (["negatives", "--output", "-"], "output must be a file"),

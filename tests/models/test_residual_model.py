@@ -337,7 +337,7 @@ def test_encoders_that_would_not_come_back_or_depend_on_padding_are_refused():
         ResidualEnergyModel(tf.BigBirdForCausalLM(sparse).double(), toy_encoder())
     with pytest.raises(ValueError, match="must not share weights"):
         ResidualEnergyModel(lm, lm.transformer)
-    with pytest.raises(ValueError, match="sees the tokens behind the one it predicts"):
+    with pytest.raises(ValueError, match="sees the tokens after"):
         ResidualEnergyModel(tf.BertLMHeadModel(config).double(), toy_encoder())
     with pytest.raises(ValueError, match="resize language model and encoder before"):
         toy_residual().resize_token_embeddings(9)

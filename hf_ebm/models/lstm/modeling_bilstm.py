@@ -28,7 +28,7 @@ class BiLSTMPreTrainedModel(PublishingMixin):
 
 
 class BiLSTMModel(BiLSTMPreTrainedModel):
-    """The contexts of every position: a state of what stands before it, and one of what stands behind it.
+    """The contexts of every position: a state of what stands before it, and one of what stands after it.
 
     A position's own token is in neither, so a masked language model on top needs no mask token: one pass gives the
     logits of all positions, each as if it alone were masked.
@@ -75,7 +75,7 @@ class BiLSTMModel(BiLSTMPreTrainedModel):
         behind = gather_positions(run_lstm(self.right, gather_positions(embeds, backwards))[0], backwards)
         nothing = before.new_zeros(len(before), 1, before.shape[2])
         states = [torch.cat([nothing, before[:, :-1]], 1), torch.cat([behind[:, 1:], nothing], 1)]
-        if attention_mask is not None:  # behind a row's last token there is nothing, whatever the batch is padded with
+        if attention_mask is not None:  # after a row's last token there is nothing, whatever the batch is padded with
             last = (positions == lengths - 1)[..., None]
             states[1] = states[1].masked_fill(last, 0)
         hidden = torch.cat(states, -1)
@@ -214,7 +214,7 @@ class _Sweep:
     def _suffixes(
         self, state: State, sums: Tensor, suffix: list[int], more: int
     ) -> Iterator[tuple[State, Tensor, list[int]]]:
-        """Left states and sums of all prefixes behind each suffix that lacks its last token."""
+        """Left states and sums of all prefixes followed by each suffix that lacks its last token."""
         if not more:
             yield state, sums, suffix
             return

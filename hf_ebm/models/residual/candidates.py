@@ -51,7 +51,7 @@ class SamplingParameters(NamedTuple):
             top_p=1.0 if self.top_p is None else self.top_p,
             max_new_tokens=self.max_new_tokens,
             eos_token_id=list(self.end_ids) or None,
-            # Rows that have ended; what stands behind their first end token is cut off.
+            # Rows that have ended; what stands after their first end token is cut off.
             pad_token_id=self.end_ids[0] if self.end_ids else None,
             use_cache=True,
         )
@@ -148,7 +148,7 @@ def candidate_energies(
                 ids, mask = model.encoder_rows([torch.cat([prefix.cpu(), ids]) for ids in part])
                 values = model(input_ids=ids, attention_mask=mask).energy
             else:
-                values = _energies_behind(model, shared, part)
+                values = _energies_after(model, shared, part)
             energies |= zip(different[at : at + batch_size], values.double().tolist(), strict=True)
     found = torch.tensor([energies[tuple(ids.tolist())] for ids in candidates], dtype=torch.float64)
     check_energies(found)
@@ -167,8 +167,8 @@ def _encoded_prefix(model: ResidualEnergyModel, prefix: Tensor) -> _EncodedPrefi
     return _EncodedPrefix(cache, model.summed(hidden, torch.ones_like(ids)), len(prefix))
 
 
-def _energies_behind(model: ResidualEnergyModel, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
-    """Energies of continuations that share a prefix: a causal encoder reads only what is behind it."""
+def _energies_after(model: ResidualEnergyModel, shared: _EncodedPrefix, candidates: list[Tensor]) -> Tensor:
+    """Energies of continuations that share a prefix: a causal encoder reads only what is after it."""
     device = model.encoder.device
     ids, mask = pad_right([ids.to(device) for ids in candidates], model.encoder_pad_id)
     whole = torch.cat([mask.new_ones(len(mask), shared.length), mask], 1)

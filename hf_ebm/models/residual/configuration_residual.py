@@ -25,7 +25,7 @@ class ResidualEnergyConfig(CompositeConfig):
         lm_dtype: the data type the referenced language model is used in.
         end_token_ids: tokens that end a continuation.
         start_token_id: the token an empty prefix is made of, if there is one.
-        lm_pad_token_id: what stands behind the end of the language model's rows.
+        lm_pad_token_id: what stands after the end of the language model's rows.
         max_sequence_length: the longest row in tokens of the language model, and of the encoder, in place of what their
             configurations and the encoder's tokenizer say; see `hf_ebm.model_facts`.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.

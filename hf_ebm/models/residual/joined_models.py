@@ -226,7 +226,7 @@ class Retokenizer:
     What text cannot hold is treated so:
 
     - special tokens of the language model (start, padding, …) are left out; the encoder's own stand around the text;
-    - the encoder's closing tokens stand only behind a row that ended with an end token, so that a finished row and one
+    - the encoder's closing tokens stand only after a row that ended with an end token, so that a finished row and one
       that was stopped differ; for a tokenizer without closing tokens it is its end token, if it has one;
     - a row without text is the encoder's start, end or padding token;
     - unknown tokens become the encoder's unknown token;
@@ -284,7 +284,7 @@ def same_vocabulary(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerB
 
 
 def _closing_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many special tokens a tokenizer puts behind a text."""
+    """How many special tokens a tokenizer puts after a text."""
     ids = tokenizer("a", verbose=False)["input_ids"]
     count = 0
     while count < len(ids) and ids[len(ids) - 1 - count] in tokenizer.all_special_ids:

@@ -301,7 +301,7 @@ class ResidualEnergyModel(PublishingMixin, SettingsGenerationMixin):
 
     @property
     def encoder_pad_id(self) -> int:
-        """What stands behind the end of the encoder's rows."""
+        """What stands after the end of the encoder's rows."""
         return valid_id(self.encoder, "pad_token_id", "eos_token_id")
 
     @property

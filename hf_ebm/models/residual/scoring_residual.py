@@ -78,7 +78,7 @@ def score(
         tokenizer: the language model's tokenizer.
         prefixes: what each text continues; tokenized apart from it. With a byte-level tokenizer a text that begins
             with a new word must begin with its space.
-        ended: whether texts are whole, so that an end token stands behind them.
+        ended: whether texts are whole, so that an end token stands after them.
         unknown_tokens: what is done where a text holds something the tokenizer, or that of the encoder, has no
             token for: `"warn"` (one warning that names the rows), `"error"` or `"ignore"`.
 
@@ -264,7 +264,7 @@ def residual_perplexity(
 def lm_log_probs(
     lm: PreTrainedModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor], pad_id: int, batch_size: int
 ) -> Tensor:
-    """(N, T) log probability of each token of continuations, NaN behind their end, float64, on the CPU."""
+    """(N, T) log probability of each token of continuations, NaN after their end, float64, on the CPU."""
     table = torch.full((len(prefixes), max(map(len, continuations))), torch.nan, dtype=torch.float64)
     with evaluation_mode(lm):
         for at in range(0, len(prefixes), batch_size):
@@ -278,7 +278,7 @@ def lm_log_probs(
 
 @model_output
 class PositionLogProbs(ModelOutput):
-    """Log probabilities of each token of N continuations given those before it, in nats; NaN behind their end.
+    """Log probabilities of each token of N continuations given those before it, in nats; NaN after their end.
 
     Args:
         lm: (N, T) under the language model.
@@ -323,7 +323,7 @@ def position_log_probs(
     for row in logging.tqdm(range(len(before)), desc="Positions", unit="row", delay=2, leave=False):
         prefix, ids = before[row], after[row]
         partitions = [
-            _log_partition_behind(
+            _log_partition_after(
                 model, prefix, ids[:length], num_samples, max_new_tokens, stream_seed(seed, row, length),
                 candidates_at_once,
             )
@@ -338,7 +338,7 @@ def position_log_probs(
     return PositionLogProbs(table, lower, upper, last)
 
 
-def _log_partition_behind(
+def _log_partition_after(
     model: ResidualEnergyModel,
     prefix: Tensor,
     start: Tensor,
