@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, NoReturn
 
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
@@ -184,6 +186,20 @@ def check_shared(path: str | None, num_processes: int) -> None:
     """Raises `ValueError` for an input that several processes can't all read."""
     if path == "-" and num_processes > 1:
         raise ValueError("input: several processes cannot share standard input; give a file")
+
+
+def divided(state: PartialState, count: int, run: Callable[[slice], list]) -> list:
+    """What a function makes of all rows, in their order; each process gives it neighbours, its share of them.
+
+    Raises:
+        ValueError: as the function; of several processes it tells where the share begins that its rows are counted in.
+    """
+    start, stop = (count * number // state.num_processes for number in (state.process_index, state.process_index + 1))
+    try:
+        found = run(slice(start, stop)) if start < stop or state.num_processes == 1 else []
+    except ValueError as error:
+        raise ValueError(f"{error} (counted from row {start})" if start else str(error)) from error
+    return [one for share in gather_object([found]) for one in share]
 
 
 def check_positive(**values: int | None) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow
 import torch
+from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.cli.common import UNKNOWN_HELP, AnyModelArguments, check_positive, check_shared, command, setting_options
+from hf_ebm.cli.common import (
+    UNKNOWN_HELP,
+    AnyModelArguments,
+    check_positive,
+    check_shared,
+    command,
+    divided,
+    setting_options,
+)
 from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
@@ -228,45 +238,66 @@ def perplexity(arguments: PerplexityArguments, data: ContinuationArguments, whic
         raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
     if arguments.output is not None:
         check_writable(arguments.output)
+    state = joined(which.device)
+    check_shared(data.input, state.num_processes)
     texts = read_texts(data)
     output = None if arguments.output is None else Output(arguments.output, carried(texts, data), _PERPLEXITY_FIELDS)
-    model, tokenizer = load_language_model(which)
+    model, tokenizer = load_language_model(which, state.local_process_index)
     rows, numbers = continuations(data, texts, tokenizer, model)
     summary = {"model": which.model, "texts": len(texts), "rows": len(rows)}
     if isinstance(model, ResidualEnergyModel):
-        found, records = _residual_perplexity(model, rows, arguments, data)
+        found, records = _residual_perplexity(state, model, rows, arguments, data)
     else:
-        found, records = _causal_perplexity(model, rows, arguments)
+        found, records = _causal_perplexity(state, model, rows, arguments)
+    if not state.is_main_process:
+        return
     if output is not None:
         output.write([{**row, **record} for row, record in zip(rows, records, strict=True)], numbers)
     print(to_json({**summary, **found}))
 
 
 def _causal_perplexity(
-    model: PreTrainedModel, rows: list[dict], arguments: PerplexityArguments
+    state: PartialState, model: PreTrainedModel, rows: list[dict], arguments: PerplexityArguments
 ) -> tuple[dict, list[dict]]:
     device = model.device
     prefixes, continuations = ([torch.tensor(row[name], device=device) for row in rows]
                                for name in ("prefix_ids", "continuation_ids"))  # fmt: skip
-    pad_id = special_tokens(model)[1]
-    log_probs = lm_log_probs(model, prefixes, continuations, pad_id, arguments.candidates_at_once).nansum(1)
+    pad_id, batch_size = special_tokens(model)[1], arguments.candidates_at_once
+
+    def measured(share: slice) -> list[float]:
+        return lm_log_probs(model, prefixes[share], continuations[share], pad_id, batch_size).nansum(1).tolist()
+
+    log_probs = divided(state, len(rows), measured)
     tokens = sum(map(len, continuations))
-    records = [{"lm_log_prob": value} for value in log_probs.tolist()]
-    return {"tokens": tokens, "perplexity": float((-log_probs.sum() / tokens).exp())}, records
+    perplexity = float((-torch.tensor(log_probs, dtype=torch.float64).sum() / tokens).exp())
+    return {"tokens": tokens, "perplexity": perplexity}, [{"lm_log_prob": value} for value in log_probs]
 
 
 def _residual_perplexity(
-    model: ResidualEnergyModel, rows: list[dict], arguments: PerplexityArguments, data: ContinuationArguments
+    state: PartialState,
+    model: ResidualEnergyModel,
+    rows: list[dict],
+    arguments: PerplexityArguments,
+    data: ContinuationArguments,
 ) -> tuple[dict, list[dict]]:
-    found: ResidualPerplexity = residual_perplexity(
-        model,
-        [row["prefix_ids"] for row in rows],
-        [row["continuation_ids"] for row in rows],
-        max_new_tokens=data.max_new_tokens,
-        num_samples=arguments.num_samples,
-        candidates_at_once=arguments.candidates_at_once,
-        seed=arguments.seed,
-    )
+    prefixes, continuations = ([row[name] for row in rows] for name in ("prefix_ids", "continuation_ids"))
+
+    def measured(share: slice) -> list[tuple]:
+        found = residual_perplexity(
+            model,
+            prefixes[share],
+            continuations[share],
+            max_new_tokens=data.max_new_tokens,
+            num_samples=arguments.num_samples,
+            candidates_at_once=arguments.candidates_at_once,
+            seed=arguments.seed,
+            first_row=share.start,
+        )
+        return list(zip(*(values.tolist() for name, values in found.items() if name != "num_samples"), strict=True))
+
+    columns = zip(*divided(state, len(rows), measured), strict=True)
+    sizes = sorted(set(arguments.num_samples))
+    found = ResidualPerplexity(torch.tensor(sizes), *(torch.from_numpy(np.array(column)) for column in columns))
     ranges = [
         {"num_samples": number, "lower": low, "upper": high}
         for number, low, high in zip(

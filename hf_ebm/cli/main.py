@@ -23,7 +23,7 @@ COMMANDS = {
     ),
 }
 # Those that divide their work over processes.
-DIVIDED = ("sample", "negatives", "train")
+DIVIDED = ("sample", "score", "rerank", "negatives", "perplexity", "train")
 
 
 def main(argv: list[str] | None = None) -> None:

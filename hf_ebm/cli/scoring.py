@@ -10,11 +10,12 @@ import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_number, as_string, shown
-from hf_ebm.cli.common import ModelArguments, command, load_model
+from hf_ebm.cli.common import ModelArguments, check_shared, command, divided, load_model
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.residual import ResidualEnergyModel
+from hf_ebm.runtime import joined
 
 _SCORED = {
     "energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "num_unknown": pyarrow.int64(),
@@ -49,34 +50,43 @@ def score(arguments: ScoreArguments, which: ModelArguments) -> None:
     """`hf-ebm score`: energies and pseudo-perplexities of texts."""
     further = which.inputs_by_name()
     check_writable(arguments.output)
+    state = joined(which.device)
+    check_shared(arguments.input, state.num_processes)
     records = read_records(arguments.input, arguments.text_column)
     columns = {"prefixes": arguments.prefix_column, "suffixes": arguments.suffix_column}
     contexts: dict[str, Any] = {name: records.texts(column) for name, column in columns.items() if column}
     texts = records.texts(arguments.text_column)
     output = Output(arguments.output, records, _SCORED | (_DETAILS if arguments.details else {}))
-    model, tokenizer = load_model(which)
-    result = model.score(
-        texts,
-        tokenizer,
-        variant=arguments.variant,
-        stride=arguments.stride,
-        token_budget=which.token_budget,
-        further_inputs=further,
-        unknown_tokens=which.unknown_tokens,
-        **contexts,
-    )
-    found = []
-    for row in range(len(records)):
-        counts = {name: int(getattr(result, name)[row]) for name in ("num_tokens", "num_unknown")}
-        record: dict[str, Any] = {"energy": float(result.energy[row]), **counts}
-        if result.pseudo_perplexity is not None:
-            record["pseudo_perplexity"] = float(result.pseudo_perplexity[row]) if record["num_tokens"] > 0 else None
-        if arguments.details:
-            record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
-            if result.words is not None and result.word_energies is not None:
-                record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
-        found.append(record)
-    output.write(found)
+    model, tokenizer = load_model(which, state.local_process_index)
+
+    def scored(share: slice) -> list[dict[str, Any]]:
+        result = model.score(
+            texts[share],
+            tokenizer,
+            variant=arguments.variant,
+            stride=arguments.stride,
+            token_budget=which.token_budget,
+            further_inputs=further,
+            unknown_tokens=which.unknown_tokens,
+            **{name: own[share] for name, own in contexts.items()},
+        )
+        found = []
+        for row in range(len(result.energy)):
+            counts = {name: int(getattr(result, name)[row]) for name in ("num_tokens", "num_unknown")}
+            record: dict[str, Any] = {"energy": float(result.energy[row]), **counts}
+            if result.pseudo_perplexity is not None:
+                value = result.pseudo_perplexity[row]
+                record["pseudo_perplexity"] = float(value) if record["num_tokens"] > 0 else None
+            if arguments.details:
+                record |= {"tokens": result.tokens[row], "token_energies": result.token_energies[row]}
+                if result.words is not None and result.word_energies is not None:
+                    record |= {"words": result.words[row], "word_energies": result.word_energies[row]}
+            found.append(record)
+        return found
+
+    found = divided(state, len(records), scored)
+    if state.is_main_process:
+        output.write(found)
 
 
 _RERANKED = {
@@ -111,46 +121,53 @@ def rerank(arguments: RerankArguments, which: ModelArguments) -> None:
     """`hf-ebm rerank`: rerank n-best lists by energy, of a masked language model or a residual model."""
     further = which.inputs_by_name()
     check_writable(arguments.output)
+    state = joined(which.device)
+    check_shared(arguments.input, state.num_processes)
     records = read_records(arguments.input, arguments.candidates_column)
     candidates = _lists(records, arguments.candidates_column, as_string)
     base = _lists(records, arguments.scores_column, as_number) if arguments.scores_column else None
     before = records.texts(arguments.prefix_column) if arguments.prefix_column else None
     output = Output(arguments.output, records, _RERANKED)
-    model, tokenizer = _load(which)
+    model, tokenizer = _load(which, state.local_process_index)
     how: dict[str, Any] = {}
-    if before is not None:
-        how["prefixes"] = [prefix for prefix, own in zip(before, candidates, strict=True) for _ in own]
     if isinstance(model, EnergyModel):
-        how |= {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
+        how = {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
     elif further or any(one is not None for one in (arguments.variant, which.token_budget, which.energy)):
         raise ValueError(
             "variant, token_budget, energy, further_inputs are of masked models; the model is a residual one"
         )
-    result = model.rerank(
-        candidates,
-        tokenizer,
-        base_scores=base,
-        weight=arguments.weight,
-        length_normalization=arguments.length_normalization,
-        unknown_tokens=which.unknown_tokens,
-        **how,
-    )
-    output.write(
-        [
+
+    def reranked(share: slice) -> list[dict[str, Any]]:
+        lists, further = candidates[share], dict(how)
+        if before is not None:
+            further["prefixes"] = [prefix for prefix, own in zip(before[share], lists, strict=True) for _ in own]
+        result = model.rerank(
+            lists,
+            tokenizer,
+            base_scores=None if base is None else base[share],
+            weight=arguments.weight,
+            length_normalization=arguments.length_normalization,
+            unknown_tokens=which.unknown_tokens,
+            **further,
+        )
+        return [
             {
                 "best": own[int(result.best[row])], "order": result.order[row], "rerank_scores": result.scores[row],
                 "energies": result.energies[row],
             }
-            for row, own in enumerate(candidates)
-        ]
-    )  # fmt: skip
+            for row, own in enumerate(lists)
+        ]  # fmt: skip
+
+    found = divided(state, len(records), reranked)
+    if state.is_main_process:
+        output.write(found)
 
 
-def _load(which: ModelArguments) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]:
+def _load(which: ModelArguments, local_rank: int) -> tuple[EnergyModel | ResidualEnergyModel, PreTrainedTokenizerBase]:
     if not is_residual(which.model, which.revision):
-        return load_model(which)
+        return load_model(which, local_rank)
     return load_residual_model(
-        which.model, dtype=which.dtype, device=which.device, revision=which.revision,
+        which.model, dtype=which.dtype, device=which.device, local_rank=local_rank, revision=which.revision,
         max_sequence_length=which.max_sequence_length,
     )  # fmt: skip
 

@@ -17,7 +17,6 @@ from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 from tests.cli.conftest import killed, read, run
 from tests.models.residual_models import spread, toy_encoder
 from tests.models.tokenizers_for_tests import small_tokenizer
-from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
@@ -144,11 +143,6 @@ def test_a_killed_run_goes_on_in_parquet(folders, whole, tmp_path):
     found = pd.read_parquet(output)
     assert found["row"].tolist() == list(range(30))
     assert [[ids.tolist() for ids in own] for own in found["negatives"]] == [record["negatives"] for record in whole]
-
-
-def test_two_processes_write_the_same_records(folders, whole, tmp_path):
-    fresh(tmp_path, run, *negatives(folders, tmp_path / "out.jsonl", "--device", "cpu"), count=2)
-    assert sorted(read(tmp_path / "out.jsonl"), key=lambda record: record["row"]) == whole
 
 
 def test_perplexity_of_a_residual_model_is_the_librarys(folders, tmp_path, capsys):

@@ -12,12 +12,17 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 
 import hf_ebm
 from hf_ebm import runtime
+from hf_ebm.cli import common
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
-from tests.cli.conftest import run
+from tests.cli import test_negatives_and_perplexity
+from tests.cli.conftest import read, run
 from tests.conftest import tiny_energy_model
+from tests.pipelines.models_for_pipelines import assert_like
+from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
+SIZES, folders = test_negatives_and_perplexity.SIZES, test_negatives_and_perplexity.folders
 MESSAGE = "asked for several processes and started one"
 
 
@@ -76,6 +81,54 @@ def test_accelerate_starts_two_processes_that_know_of_each_other(options, launch
         assert runtime.started() == 2
 
 
+def run_all(commands):
+    for arguments in commands:
+        run(*arguments)
+
+
+def test_two_processes_write_and_print_what_one_does(model_folder, folders, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    candidates = [["the cat sat", "cat the", ""], ["the dog"], ["on the mat", "the log"]]
+    Path("lists.jsonl").write_text("".join(f"{json.dumps({'candidates': own})}\n" for own in candidates))
+    texts, chains = ["--input", folders / "texts.txt"], ["--lengths", "3", "--num_chains", "3", "--num_epochs", "2"]
+    few = [*SIZES, "--num_samples", "5", "20", "--max_rows", "5"]
+    given = {
+        "sample": ["sample", "--model", model_folder, *chains, "--chains_at_once", "1", "--seed", "2"],
+        "score": ["score", "--model", model_folder, *texts, "--details", "true"],
+        "rerank": ["rerank", "--model", model_folder, "--input", tmp_path / "lists.jsonl"],
+        "negatives": ["negatives", "--model", folders / "lm", *texts, *SIZES, "--texts_at_once", "8"],
+        "causal": ["perplexity", "--model", folders / "lm", *texts, *SIZES],
+        "residual": ["perplexity", "--model", folders / "residual", *texts, *few],
+    }
+
+    def commands(count: int) -> list[list]:
+        """Outputs are called by the number of processes."""
+        where = ("--device", "cpu", "--output")
+        return [[*own, *where, tmp_path / f"{name}-{count}.jsonl"] for name, own in given.items()]
+
+    run_all(commands(1))
+    alone = capsys.readouterr().out
+    first, second = (process.stdout for process in fresh(tmp_path, run_all, commands(2), count=2))
+    for name in given:
+        found, expected = read(f"{name}-2.jsonl"), read(f"{name}-1.jsonl")
+        if name in ("sample", "negatives"):  # which are appended as they come
+            found, expected = (sorted(own, key=lambda record: list(record.values())) for own in (found, expected))
+        assert len(found) > 1
+        assert_like(found, expected)
+    assert second == ""
+    assert_like(*([json.loads(line) for line in own.splitlines() if line[:1] == "{"] for own in (first, alone)))
+
+
+def test_a_share_without_rows_is_not_run_and_errors_say_where_a_share_begins(monkeypatch):
+    def run_share(share):
+        raise ValueError(f"row 0 of {share}")
+
+    monkeypatch.setattr(common, "gather_object", lambda found: [["a"], ["b"], *found])
+    assert common.divided(SimpleNamespace(process_index=0, num_processes=3), 2, run_share) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"row 0 of slice\(1, 2, None\) \(counted from row 1\)"):
+        common.divided(SimpleNamespace(process_index=2, num_processes=3), 2, run_share)
+
+
 def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, tmp_path, monkeypatch, caplog):
     sample = ["sample", "--model", model_folder, "--lengths", "3", "--num_epochs", "1", "--output", "out.jsonl"]
     run(*sample)
@@ -94,12 +147,11 @@ def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, 
     assert caplog.text.count(MESSAGE) == 2
 
 
-@pytest.mark.parametrize("name", ["score", "rerank", "perplexity", "demo"])
-def test_several_processes_of_what_runs_in_one_are_refused(name, monkeypatch, capsys):
+def test_several_processes_of_what_runs_in_one_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
-        run(name)
-    assert f"{name} runs in one process, and 2 were started" in capsys.readouterr().err
+        run("demo")
+    assert "demo runs in one process, and 2 were started" in capsys.readouterr().err
 
 
 def test_processes_that_do_not_know_of_each_other_are_refused(tmp_path, monkeypatch):

@@ -211,6 +211,7 @@ def residual_perplexity(
     num_samples: int | Sequence[int] = 1000,
     candidates_at_once: int = 256,
     seed: int = 0,
+    first_row: int = 0,
 ) -> ResidualPerplexity:
     """The range of a residual model's perplexity on rows.
 
@@ -220,6 +221,7 @@ def residual_perplexity(
         num_samples: samples of the language model for each prefix; of several numbers each gives an estimate, from the
             first of the samples, to see how far estimates have settled.
         candidates_at_once: rows run together. Draws depend on it.
+        first_row: the number of the first row, where these are a part of all: samples of a row depend on its number.
 
     Raises:
         ValueError: before any work, naming the row, for rows that are no such continuations or too long, and for fewer
@@ -230,6 +232,7 @@ def residual_perplexity(
     sizes = sorted({as_whole("num_samples", size, 2) for size in sizes})
     candidates_at_once = as_whole("candidates_at_once", candidates_at_once, 1)
     max_new_tokens, seed = as_whole("max_new_tokens", max_new_tokens, 1), as_whole("seed", seed, 0)
+    first_row = as_whole("first_row", first_row, 0)
     check_continuations_fit("num_samples", sizes[-1], max_new_tokens)
     lm, before = lm_of(model), check_prefixes(model, prefixes, max_new_tokens)
     after = check_continuations(model, continuations, max_new_tokens, len(before))
@@ -237,7 +240,7 @@ def residual_perplexity(
     sampling = SamplingParameters(max_new_tokens, tuple(model.end_ids))
     energy, lower, upper, sample_sizes = [], [], [], []
     for row in logging.tqdm(range(len(before)), desc="Perplexity", unit="row", delay=2, leave=False):
-        seeds = stream_seed(seed, row)
+        seeds = stream_seed(seed, first_row + row)
         drawn = sample_continuations(lm, [before[row]], sizes[-1], sampling, seeds, candidates_at_once)[0]
         try:
             own = candidate_energies(model, before[row], [after[row].cpu(), *drawn], candidates_at_once)
