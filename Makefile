@@ -56,7 +56,7 @@ docs: setup
 
 # What `hf-ebm COMMAND --help` shows, from the options as they are declared.
 help: setup
-	$(BIN)/python -m hf_ebm.cli.store_help
+	$(BIN)/python -m hf_ebm.cli.help
 
 wheel:
 	.ci/check_wheel $(PYTHON)

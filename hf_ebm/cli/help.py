@@ -1,6 +1,6 @@
-"""What `--help` shows, without what the commands run with, which takes seconds to import.
+"""Which commands there are, and what `--help` shows, without what they run with, which takes seconds to import.
 
-The options of the commands are read from `help.json`, which `store_help` writes from their parsers.
+Their options are read from `help.json`, which `python -m hf_ebm.cli.help` (`make help`) writes from their parsers.
 """
 
 from __future__ import annotations
@@ -8,9 +8,23 @@ from __future__ import annotations
 import json
 import re
 from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+# What each is for, and the module of this package that it is a function of.
+COMMANDS = {
+    "sample": ("draw sequences from a masked language model, or fill the masks of texts", "sample"),
+    "score": ("energies and pseudo-perplexities of texts", "scoring"),
+    "rerank": ("rerank n-best lists", "scoring"),
+    "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
+    "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
+    "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),
+    "train": (
+        "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
+        "train",
+    ),
+}
 FLAGS = {"-h", "--help"}
 STORED = Path(__file__).with_name("help.json")
 
@@ -65,3 +79,31 @@ def help_of_train(objectives: dict[str, str]) -> str:
         "mgs, minimum-risk and policy-gradient train sequence-to-sequence and causal models, those before them\n"
         "sequence-to-sequence models alone.\n"
     )
+
+
+def command_of(name: str) -> Any:
+    """A command, to be called with its arguments."""
+    return getattr(import_module(f"hf_ebm.cli.{COMMANDS[name][1]}"), name)
+
+
+def stored_help() -> dict[str, Any]:
+    """What `help.json` is to hold, from the commands' own parsers."""
+    objectives = import_module(f"hf_ebm.cli.{COMMANDS['train'][1]}").descriptions()
+    parsers = {name: command_of(name).parser() for name in COMMANDS if name != "train"}
+    return {name: _stored(parser) for name, parser in parsers.items()} | {"train": objectives}
+
+
+def _stored(parser: ArgumentParser) -> dict[str, Any]:
+    options = []
+    for action in parser._actions[1:]:  # the first is --help itself
+        named = ("dest", "default", "required", "choices", "help", "nargs")
+        option = {name: value for name in named if (value := getattr(action, name)) is not None}
+        if option.get("nargs") == 0:
+            option |= {"action": "store_false"}
+            del option["nargs"]
+        options.append({"names": action.option_strings, **option})
+    return {"description": parser.description, "options": options}
+
+
+if __name__ == "__main__":
+    STORED.write_text(json.dumps(stored_help(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

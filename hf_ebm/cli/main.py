@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib import import_module
 
 from hf_ebm import __version__
-from hf_ebm.cli import help
+from hf_ebm.cli.help import COMMANDS, asked, command_of, help_of
 
-# What each is for, and the module of this package that it is a function of.
-COMMANDS = {
-    "sample": ("draw sequences from a masked language model, or fill the masks of texts", "sample"),
-    "score": ("energies and pseudo-perplexities of texts", "scoring"),
-    "rerank": ("rerank n-best lists", "scoring"),
-    "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
-    "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
-    "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),
-    "train": (
-        "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
-        "train",
-    ),
-}
 # Those that divide their work over processes.
 DIVIDED = ("sample", "score", "rerank", "negatives", "perplexity", "train")
 
@@ -39,8 +24,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     if argv[0] not in COMMANDS:
         _stop(2, f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
-    if "torch" not in sys.modules and help.asked(argv[0], argv[1:]):
-        print(help.help_of(argv[0]), end="")
+    if "torch" not in sys.modules and asked(argv[0], argv[1:]):
+        print(help_of(argv[0]), end="")
         return
     try:
         from transformers.utils import logging
@@ -55,11 +40,6 @@ def main(argv: list[str] | None = None) -> None:
         _stop(2, " ".join(str(error).split()))
     except KeyboardInterrupt as interrupt:  # which says how a run goes on that can
         _stop(130, "; ".join(["interrupted", *map(str, interrupt.args)]))
-
-
-def command_of(name: str) -> Callable[[list[str]], None]:
-    """What runs a command."""
-    return getattr(import_module(f"hf_ebm.cli.{COMMANDS[name][1]}"), name)
 
 
 def _stop(code: int, message: str) -> None:

@@ -13,10 +13,8 @@ from collections import Counter
 import pytest
 
 import hf_ebm
-from hf_ebm.cli.help import STORED, help_of
-from hf_ebm.cli.main import COMMANDS
+from hf_ebm.cli.help import COMMANDS, STORED, help_of, stored_help
 from hf_ebm.cli.run_records import RunRecords
-from hf_ebm.cli.store_help import stored_help
 from hf_ebm.models.energy import generation_energy
 from hf_ebm.trainers import EnergyTrainer
 from tests.cli.conftest import read, run
