@@ -180,6 +180,7 @@ def joint(device: str, quick: bool) -> Iterator[dict]:
     """Tokens a second, those of the parts apart, and how energies differ from the CPU's."""
     for name, model in joint_sampling.models().items():
         count = 4 if quick else 64
+        model.to("cpu")  # the language model is shared
         drawn = model.generate(num_candidates=count, max_new_tokens=4, seed=0, return_candidates=True)
         model.to(device)
         found = joint_sampling.row_of(model, 1, 4, 4) if quick else joint_sampling.row_of(model, repeats=3)
