@@ -17,6 +17,7 @@ COMMANDS = {
     "sample": ("draw sequences from a masked language model, or fill the masks of texts", "sample"),
     "score": ("energies and pseudo-perplexities of texts", "scoring"),
     "rerank": ("rerank n-best lists", "scoring"),
+    "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "variants"),
     "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
     "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
     "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),

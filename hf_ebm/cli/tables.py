@@ -1,16 +1,20 @@
 """Tables of the commands: JSON Lines, Parquet and text in, JSON Lines or Parquet out; all fields of all records stay.
 
+Some commands take CSV, too, whose values are texts.
+
 A field of the input keeps its name and its values. Where it has the name of one that a command adds, the command's is
 called `hf_ebm_<name>`.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +200,7 @@ class Output:
             numbers: of the input's records that they go with; by default all of them, in order.
         """
         numbers = range(len(records)) if numbers is None else numbers
-        lines = (f"{self.line(number, record)}\n" for number, record in zip(numbers, records, strict=True))
+        lines = self._lines(records, numbers)
         target = Path(self.path).resolve()  # through links, so that a link stays one
         if self.path == "-":
             sys.stdout.writelines(lines)
@@ -211,6 +215,20 @@ class Output:
             else:
                 with open(temporary, "w", encoding="utf-8") as file:
                     file.writelines(lines)
+
+    def _lines(self, records: list[dict], numbers: Sequence[int]) -> Iterator[str]:
+        """Lines of JSON or, with numbers as Python writes them, of CSV."""
+        if Path(self.path).suffix.lower() != ".csv":
+            yield from (f"{self.line(number, record)}\n" for number, record in zip(numbers, records, strict=True))
+            return
+        carried, shown = self._rows or [], StringIO()
+        names = list(dict.fromkeys(name for row in carried for name in row))
+        writer = csv.writer(shown, lineterminator="\n")
+        writer.writerow([*names, *self.names.values()])
+        for number, record in zip(numbers, records, strict=True):
+            own = [carried[number].get(name) for name in names] if carried else []
+            writer.writerow([*own, *(record.get(name) for name in self.names)])
+        yield from shown.getvalue().splitlines(keepends=True)
 
     def _with_added(self, records: list[dict], numbers: Sequence[int]) -> pyarrow.Table:
         table = pyarrow.table({}) if self._table is None else self._table
@@ -265,6 +283,35 @@ def read_records(path: str, column: str) -> Records:
     return records
 
 
+def read_csv(path: str) -> LineRecords:
+    """Records as they stand: no cell is taken for a number or for a missing value.
+
+    Raises:
+        ValueError: for what isn't CSV in UTF-8, and for a row of more or fewer cells than the header, with its line.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, strict=True)
+            header = next(rows, [])
+            records = []
+            for row in rows:
+                if row and len(row) != len(header):
+                    raise ValueError(f"{path}: line {rows.line_num} has {len(row)} cells, the header {len(header)}")
+                records += [dict(zip(header, row, strict=True))] if row else []
+            return LineRecords(path, records)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not CSV in UTF-8: {error}") from error
+
+
+def read_table(path: str, column: str) -> Records:
+    """`read_records`, of CSV too (`.csv`)."""
+    if Path(path).suffix.lower() != ".csv":
+        return read_records(path, column)
+    records = read_csv(path)
+    records.column(column)
+    return records
+
+
 def _lines(path: str) -> Iterator[str]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -280,15 +327,19 @@ def check_readable(path: str) -> None:
         raise ValueError(f"input: {path} must end in {', '.join(LINES)}, .parquet or .txt, or be '-'")
 
 
-def check_writable(path: str) -> None:
-    """Raises `ValueError` unless a file of a known ending can be made at `path`, or it is `-`, a pipe or a device."""
+def check_writable(path: str, *others: str) -> None:
+    """Raises `ValueError` unless a file of a known ending can be made at `path`, or it is `-`, a pipe or a device.
+
+    Args:
+        others: endings that the command knows beside JSON Lines and Parquet.
+    """
     target = Path(path).resolve()
     if path == "-" or is_stream(path):
         return
     if target.is_dir():
         raise ValueError(f"output: {path} is a folder")
-    if Path(path).suffix.lower() not in (*LINES, ".parquet"):
-        raise ValueError(f"output: {path} must end in {', '.join(LINES)} or .parquet, or be '-'")
+    if Path(path).suffix.lower() not in (*LINES, *others, ".parquet"):
+        raise ValueError(f"output: {path} must end in {', '.join([*LINES, *others])} or .parquet, or be '-'")
     if not (target.parent.is_dir() and os.access(target.parent, os.W_OK)):
         raise ValueError(f"output: {path} cannot be written; its folder does not exist or is not writable")
 

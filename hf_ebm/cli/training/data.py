@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from datasets import Dataset, DatasetDict
 from huggingface_hub import HfApi, constants
 
 from hf_ebm.checks import as_string
-from hf_ebm.cli.tables import read_records
+from hf_ebm.cli.tables import read_csv, read_records
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.loading import first_line
 
@@ -157,7 +156,7 @@ def _read_file(path: str, columns: list[str]) -> Dataset:
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path} must end in {', '.join(ENDINGS)}")
-    records = _read_csv(path) if ending == ".csv" else read_records(path, columns[0]).rows()
+    records = read_csv(path).rows() if ending == ".csv" else read_records(path, columns[0]).rows()
     for number, record in enumerate(records):
         for column in columns:
             if column not in record:
@@ -166,22 +165,6 @@ def _read_file(path: str, columns: list[str]) -> Dataset:
                 )
             as_string(f"{path}: {column!r} of row {number}", record[column])
     return Dataset.from_dict({column: [record[column] for record in records] for column in columns})
-
-
-def _read_csv(path: str) -> list[dict]:
-    """Records as they stand: no cell is taken for a number or for a missing value."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            header = next(rows, [])
-            records = []
-            for row in rows:
-                if row and len(row) != len(header):
-                    raise ValueError(f"{path}: line {rows.line_num} has {len(row)} cells, the header {len(header)}")
-                records += [dict(zip(header, row, strict=True))] if row else []
-            return records
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not CSV in UTF-8: {error}") from error
 
 
 def _pairs(rows: Dataset, arguments: DataArguments, place: str) -> Dataset:
