@@ -153,6 +153,7 @@ def test_commands(tmp_path, warnings, capsys):
     scored.write_text("\n".join(STRANGE))
     commands = [
         ["score", "--input", str(scored), "--output", str(tmp_path / "o.jsonl")],
+        ["fill", "--input", str(texts), "--output", str(tmp_path / "o.jsonl"), "--words", "cat"],
         ["rerank", "--input", str(texts), "--output", str(tmp_path / "o.jsonl")],
         ["sample", "--input", str(texts), "--output", str(tmp_path / "s.jsonl"), "--num_epochs", "1"],
     ]

@@ -15,6 +15,7 @@ from typing import Any
 # What each is for, and the module of this package that it is a function of.
 COMMANDS = {
     "sample": ("draw sequences from a masked language model, or fill the masks of texts", "sample"),
+    "fill": ("the likeliest fills of all masks of a text together, with their probabilities", "filling"),
     "score": ("energies and pseudo-perplexities of texts", "scoring"),
     "rerank": ("rerank n-best lists", "scoring"),
     "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "variants"),

@@ -8,7 +8,7 @@ from hf_ebm import __version__
 from hf_ebm.cli.help import COMMANDS, asked, command_of, help_of
 
 # Those that divide their work over processes.
-DIVIDED = ("sample", "score", "rerank", "negatives", "perplexity", "train")
+DIVIDED = ("sample", "fill", "score", "rerank", "negatives", "perplexity", "train")
 
 
 def main(argv: list[str] | None = None) -> None:

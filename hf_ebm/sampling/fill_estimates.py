@@ -155,6 +155,7 @@ class ChainEstimate(NamedTuple):
         ids: (n, …) what they are of, the likeliest first.
         probabilities: (n,).
         errors: (n,) their standard errors, by the spread between the chains, and no less than for independent samples.
+            What some samples say nothing of could be in one more of them: its error is no less than that.
     """
 
     ids: Tensor
@@ -188,6 +189,8 @@ def chain_estimate(ids: Tensor, weights: Tensor, chains: Tensor) -> ChainEstimat
     probabilities = means.mean(0)
     squares = torch.zeros_like(probabilities).index_add(0, which, weights.flatten().double().square()) / len(chains)
     independent = (squares - probabilities.square()).clamp_min(0).sqrt() / len(chains) ** 0.5
+    told = torch.zeros_like(probabilities).index_add(0, which, (weights.flatten() > 0).double())
+    independent = torch.maximum(independent, (told < len(chains)).double() / len(chains))
     errors = means.std(0) / number**0.5 if number > 1 else torch.full_like(probabilities, torch.nan)
     order = probabilities.argsort(descending=True, stable=True)
     return ChainEstimate(different[order], probabilities[order], torch.maximum(errors, independent)[order])

@@ -242,7 +242,8 @@ def test_negatives_refuse_fields_that_trainers_would_read(folders, tmp_path, cap
 
 
 ENDINGS = [
-    ("score", "input"), ("rerank", "input"), ("sample", "input"), ("negatives", "input"), ("perplexity", "input"),
+    ("fill", "input"), ("fill", "output"), ("score", "input"), ("rerank", "input"), ("sample", "input"),
+    ("negatives", "input"), ("perplexity", "input"),
     ("score", "output"), ("rerank", "output"), ("sample", "output"), ("negatives", "output"), ("perplexity", "output"),
     ("train energy", "train_file"), ("train residual-nce", "train_file"),
 ]  # fmt: skip
@@ -358,8 +359,9 @@ def test_a_folder_of_parquet_is_a_table(model_folder, tmp_path):
 
 
 TEXT_READERS = {
-    "score": ("text", []), "score ": ("before", ["--prefix_column", "before"]), "sample": ("text", []),
-    "rerank": ("candidates", []), "negatives": ("text", ["--output", "out.jsonl"]), "perplexity": ("text", []),
+    "fill": ("text", []), "score": ("text", []), "score ": ("before", ["--prefix_column", "before"]),
+    "sample": ("text", []), "rerank": ("candidates", []),
+    "negatives": ("text", ["--output", "out.jsonl"]), "perplexity": ("text", []),
     "train energy": ("text", ["--output_dir", "out"]),
     "train mgs": ("source", ["--output_dir", "out", "--model_name_or_path", "lstm"]),
 }  # fmt: skip

@@ -173,19 +173,19 @@ def test_candidate_sets_estimate_what_they_leave_out(small):
 
 def test_chains_have_the_marginals_with_an_error(small):
     model, tokenizer, _, fills, energies = small
-    words = [[f"w{n}" for n in range(5, 13)], [f"w{n}" for n in range(8, 16)]]
-    which = [n for n, (a, b) in enumerate(fills) if a[0] < 13 and b[0] >= 8 and a != b]
-    expected = normalized([fills[n] for n in which], energies[which], 0.8)
-    settings = dict(words=words, different=[0, 1], temperature=0.8, row_limit=2_000, seed=1)
+    words = [[f"w{n}" for n in range(5, 15)], [f"w{n}" for n in range(6, 16)]]
+    which = [n for n, (a, b) in enumerate(fills) if a[0] < 15 and b[0] > 5 and a != b]
+    expected = normalized([fills[n] for n in which], energies[which], 0.5)
+    settings = dict(words=words, different=[0, 1], temperature=0.5, row_limit=3_000, seed=2)
     out = model.fill("w7 [MASK] w9 [MASK]", tokenizer, 200, method="chains", **settings)
-    assert out.method == ["chains"] and out.r_hat[0] < 1.1
+    assert out.method == ["chains"] and out.r_hat[0] < 1.2
     assert distribution(out).keys() <= expected.keys()
     for words, own in zip(out.marginals[0], marginals_of(expected, 2), strict=True):
         assert sum(word.probability for word in words) == pytest.approx(1)
         for word in words:
-            assert abs(word.probability - own[tuple(word.tokens)]) < 4 * word.error + 1e-4
+            assert abs(word.probability - own[tuple(word.tokens)]) < 3 * word.error + 1e-4
             assert word.error < 0.1
-    assert total_variation(distribution(out), expected) < 0.2
+    assert total_variation(distribution(out), expected) < 0.15
 
 
 def test_a_method_is_chosen_by_rows_and_by_what_is_left_out(small):

@@ -19,7 +19,7 @@ from tests.pipelines.models_for_pipelines import (
     tokenizer,
 )
 
-MASKED_TASKS = ("energy-scoring", "energy-reranking", "energy-sampling")
+MASKED_TASKS = ("energy-scoring", "energy-reranking", "energy-sampling", "joint-fill-mask")
 
 
 @pytest.mark.parametrize("task", MASKED_TASKS)

@@ -22,7 +22,6 @@ from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.encoding import check_encoded, check_same_mask, encode_plain
 from hf_ebm.models.energy.fill_methods import FillTask, Found, FoundFill, can_be_chained, filled
 from hf_ebm.models.energy.inputs import by_row, check_inputs, context_of, mask_id_of
-from hf_ebm.random_state import stream_seed
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
 from hf_ebm.scoring.rows import BadLogitsError
 from hf_ebm.texts import as_texts, report_unknown
@@ -149,7 +148,7 @@ def fill(
         attention_mask: with ids, (B, T), 0 at padding.
         encoder_texts: per text, what an encoder-decoder model conditions on (required there).
         row_limit: masked rows of a text, for `"auto"`, and the size of candidate sets and of chains.
-        seed: of draws and chains; a text's are the same whatever the others are.
+        seed: of draws and chains, which are the same for a text whatever the others are.
         token_budget: tokens per forward pass; by default from free memory.
         further_inputs: what else the model reads, by name: a number for each text, or one for all.
         unknown_tokens: as for `score`.
@@ -190,7 +189,7 @@ def fill(
             source = None if sources is None else torch.tensor([sources[row]])
             own = {name: int(values[row]) for name, values in inputs.items()}
             layouts = [_with_context(model, layout, source, own) for layout in layouts]
-            how = (reading, temperature, top_k, row_limit, stream_seed(seed, row))
+            how = (reading, temperature, top_k, row_limit, seed)
             task = FillTask(model, runner, layouts, extra, source, own, *how)
             if method == "chains" and not can_be_chained(layouts):
                 raise ValueError(_unchained(row))
