@@ -48,8 +48,8 @@ def test_size_precision_and_card():
 def test_the_stated_loss_is_the_models(embedded):
     model, tokenizer = embedded
     stated = json.loads((KJV_MASKED_LM / "training_results.json").read_text())["held_out_loss"]["15%"]
-    found = held_out_loss(model.mlm, tokenizer, held_out_clauses()[::6], 0.15)
-    assert found == pytest.approx(stated, abs=0.2)  # a sixth of the clauses
+    found = held_out_loss(model.mlm, tokenizer, held_out_clauses()[::6], 0.15, draws=1)
+    assert found == pytest.approx(stated, abs=0.2)  # a sixth of the clauses, once
 
 
 def test_it_prefers_the_book_to_shuffled_words(embedded):

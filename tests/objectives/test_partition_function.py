@@ -24,11 +24,9 @@ def bounds_in_high_precision(energies: list[float]) -> tuple[float, float]:
         return float(t_n), float(upper)
 
 
-@pytest.mark.parametrize("count", [2, 3, 100, 100_000])
+@pytest.mark.parametrize("count", [2, 3, 100, 10_000])
 @pytest.mark.parametrize("scale, shift", [(0.01, 0.0), (3.0, 0.0), (30.0, 1000.0), (1.0, -5000.0)])
 def test_bounds_equal_those_of_arbitrary_precision(count, scale, shift):
-    if count == 100_000 and scale != 3.0:
-        count = 10_000
     generator = torch.Generator().manual_seed(count)
     energies = torch.randn(count, dtype=torch.float64, generator=generator) * scale + shift
     lower, upper = bounds_in_high_precision(energies.tolist())
