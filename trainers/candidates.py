@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -58,6 +58,7 @@ class TaskLossConfig(GenerationTrainingConfig):
         ValueError: for an unknown cost or a ratio that isn't positive.
     """
 
+    no_sharding: ClassVar[str] = "processes decode other numbers of steps, each of which would wait for all of them"
     cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
     max_length_ratio: float = field(
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}

@@ -68,6 +68,7 @@ class EnergyTrainingConfig(TrainingArguments):
         ValueError: for an unknown objective, a limit below 1, and label smoothing, which no objective defines.
     """
 
+    no_sharding: ClassVar[str] = "passes of masked rows read whole weights outside of the model's forward"
     objective: str = field(default="mlm", metadata={"help": f"One of {', '.join(OBJECTIVES)}."})
     enumeration_limit: int = field(default=DEFAULT_LIMIT, metadata={"help": "The most sequences that are enumerated."})
     masked_row_limit: int = field(default=250_000, metadata={"help": "The most masked rows run for a row of the data."})

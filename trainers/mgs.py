@@ -49,7 +49,7 @@ class MGSConfig(TaskLossConfig):
         ValueError: for what is out of range, fp16, and sharded models.
     """
 
-    no_sharding: ClassVar[str] = "deepspeed and fsdp must be off: every process perturbs whole weight tensors"
+    no_sharding: ClassVar[str] = "every process perturbs whole weight tensors"
     num_candidates: int = field(default=4, metadata={"help": "Candidate directions of a step."})
     alpha: float = field(default=1.0, metadata={"help": "How sharply candidates are weighted by their cost."})
     mixture: float = field(default=0.5, metadata={"help": "Probability of the component around the parameters."})
@@ -70,7 +70,7 @@ class MGSConfig(TaskLossConfig):
         if self.fp16:
             raise ValueError("fp16 must be False: its loss scaling has no meaning for a search direction; bf16 works")
         if self.deepspeed or self.fsdp:
-            raise ValueError(self.no_sharding)
+            raise ValueError(f"deepspeed and fsdp must be off: {self.no_sharding}")
 
 
 class MGSTrainer(TaskLossTrainer):
@@ -100,7 +100,7 @@ class MGSTrainer(TaskLossTrainer):
     def set_up(self) -> None:
         super().set_up()
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:  # by accelerate's settings
-            raise ValueError(self.args.no_sharding)
+            raise ValueError(f"deepspeed and fsdp must be off: {self.args.no_sharding}")
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence and causal models whose trained weights hold small steps."""

@@ -21,6 +21,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import logging
 
@@ -36,6 +37,13 @@ from hf_ebm.trainers.batches import columns_apart, padded_metrics, rows_of, with
 from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
 
 logger = logging.get_logger(__name__)
+
+
+def check_sharding(args: TrainingArguments, sharded: bool) -> None:
+    """Raises `ValueError` for weights that processes share between them, where `args.no_sharding` says why not."""
+    reason = getattr(args, "no_sharding", "")
+    if sharded and reason:
+        raise ValueError(f"fsdp and ZeRO-3 of deepspeed must be off: {reason}")
 
 
 @dataclass
@@ -100,8 +108,9 @@ class ObjectiveTrainer(Trainer):
     Raises:
         ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, `compute_metrics` without
             predictions, a model that `model_init` made as for one that is given, adapters that aren't layers of the
-            model (prompts, prefixes), activation checkpointing of a model that has no layers to recompute, and where a
-            launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`).
+            model (prompts, prefixes), activation checkpointing of a model that has no layers to recompute, where a
+            launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`), and for
+            FSDP and ZeRO-3 of DeepSpeed where weights can't be sharded.
     """
 
     loss_is_scaled_for_ga = True  # the loss is divided by `num_items_in_batch` here
@@ -141,7 +150,9 @@ class ObjectiveTrainer(Trainer):
             self._check_base(model, args)
         if kwargs.get("data_collator") is None:
             kwargs["data_collator"] = self.default_collator(model)
+        check_sharding(args, bool(args.fsdp))
         super().__init__(model=model, args=args, **kwargs)
+        check_sharding(args, self.is_fsdp_enabled or is_deepspeed_zero3_enabled())  # by accelerate's settings
         # So that the Trainer counts the items of the accumulated batch, whether or not the model's forward would
         # take the number: the losses here are sums that are divided by it.
         self.model_accepts_loss_kwargs = True

@@ -46,6 +46,11 @@ class ResidualNCEConfig(TrainingArguments):
     max_grad_norm: float = field(default=0.25, metadata={"help": "Norm that gradients are clipped to."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Has no effect: the rows are the trainer's."})
 
+    @property
+    def no_sharding(self) -> str:
+        """Why weights can't be sharded; nothing where they can."""
+        return "with online=True the language model is read outside of the model's forward" if self.online else ""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.online = as_truth("online", self.online)

@@ -11,7 +11,6 @@ import torch
 from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
@@ -29,7 +28,7 @@ from hf_ebm.relaxations.soft_choices import (
 )
 from hf_ebm.relaxations.stepwise import StepwiseDecoder, check_layers_stay
 from hf_ebm.trainers.batches import check_one_gpu, encoder_inputs
-from hf_ebm.trainers.objective import LossTerms
+from hf_ebm.trainers.objective import LossTerms, check_sharding
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig, Seq2SeqObjectiveTrainer
 
 logger = logging.get_logger(__name__)
@@ -54,9 +53,7 @@ class StepwiseConfig(GenerationTrainingConfig):
         "activation_checkpointing (gradient_checkpointing) must be off, of the model too: it drops the decoder's "
         "cache, with which this trainer decodes"
     )
-    no_sharding: ClassVar[str] = (
-        "fsdp and ZeRO-3 of deepspeed must be off: steps read whole weights outside of the model's forward"
-    )
+    no_sharding: ClassVar[str] = "steps read whole weights outside of the model's forward"
     alpha: float = field(default=1.0, metadata={"help": "Inverse temperature of the relaxation at the start."})
     alpha_growth: float = field(default=1.0, metadata={"help": "Factor of alpha from unit to unit; 1: constant."})
     schedule_unit: str = field(
@@ -64,15 +61,13 @@ class StepwiseConfig(GenerationTrainingConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.deepspeed and HfDeepSpeedConfig(self.deepspeed).is_zero3():
-            raise ValueError(self.no_sharding)
+        check_sharding(self, bool(self.deepspeed) and HfDeepSpeedConfig(self.deepspeed).is_zero3())
         super().__post_init__()
         self.alpha, self.alpha_growth = check_inverse_temperature(self.alpha, self.alpha_growth)
         check_choice("schedule_unit", self.schedule_unit, SCHEDULE_UNITS)
         if self.activation_checkpointing:
             raise ValueError(self.no_checkpointing)
-        if self.fsdp:
-            raise ValueError(self.no_sharding)
+        check_sharding(self, bool(self.fsdp))
 
     @property
     def has_schedule(self) -> bool:
@@ -96,14 +91,12 @@ class Steps(TrainerCallback):
         trainer: that decodes step by step; it gets this as a callback.
 
     Raises:
-        ValueError: for several GPUs in one process, FSDP or ZeRO-3 of DeepSpeed, a stream with schedules that count
-            epochs, or a model that `StepwiseDecoder` refuses.
+        ValueError: for several GPUs in one process, a stream with schedules that count epochs, or a model that
+            `StepwiseDecoder` refuses.
     """
 
     def __init__(self, trainer: Seq2SeqObjectiveTrainer, args: StepwiseConfig):
         check_one_gpu(trainer, ": caches cannot be gathered")
-        if trainer.is_fsdp_enabled or is_deepspeed_zero3_enabled():  # by accelerate's settings
-            raise ValueError(args.no_sharding)
         stream = trainer.train_dataset is not None and not has_length(trainer.train_dataset)
         if stream and args.has_schedule and args.schedule_unit == "epoch":
             raise ValueError(

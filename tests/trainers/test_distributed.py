@@ -9,7 +9,7 @@ import torch
 
 from tests.causal_families import PAD
 from tests.processes import fresh
-from tests.trainers import distributed_runs
+from tests.trainers import distributed_runs, sharded_run
 from tests.trainers.energy_run import KINDS as ENERGY_KINDS
 from tests.trainers.task_loss_run import KINDS as TASK_LOSS_KINDS
 from tests.trainers.test_trainers import KINDS
@@ -17,12 +17,18 @@ from tests.trainers.test_trainers import KINDS
 pytestmark = pytest.mark.slow
 
 
+def run_all(folder):
+    distributed_runs.run_all(folder)
+    (folder / "sharded").mkdir(exist_ok=True)
+    sharded_run.run_all(folder / "sharded")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where all updates lie, made by one process and by two."""
     folder = tmp_path_factory.mktemp("distributed")
-    distributed_runs.run_all(folder)
-    fresh(folder, distributed_runs.run_all, folder, count=2)
+    run_all(folder)
+    fresh(folder, run_all, folder, count=2)
     counted = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     assert sorted(counted) == [[1, 0], [2, 0], [2, 1]], "two processes that know of each other, and the one of the test"
     return folder
@@ -39,6 +45,14 @@ def test_updates_of_energies_are_those_of_one_process(kind, folder):
     for name, value in one_log.items():
         if name not in ("learning_rate", "epoch", "step"):
             assert two_log[name] == pytest.approx(value, rel=1e-5, abs=1e-8), name
+
+
+@pytest.mark.parametrize("kind", sharded_run.KINDS)
+def test_updates_of_sharded_weights_are_those_of_one_process(kind, folder):
+    one, two = (torch.load(folder / "sharded" / f"{kind}-{processes}.pt") for processes in (1, 2))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-9, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

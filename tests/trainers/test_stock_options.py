@@ -13,7 +13,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from hf_ebm import trainers
-from hf_ebm.trainers.stepwise import Steps
 from hf_ebm.trainers.task_loss import TaskLossTrainer
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs
@@ -115,17 +114,20 @@ def test_sharded_weights_are_refused_where_steps_read_them(kind, tmp_path):
     for sharded in ({"fsdp": True}, {"deepspeed": zero3}, {"deepspeed": str(tmp_path / "zero3.json")}):
         with pytest.raises(ValueError, match="fsdp and ZeRO-3 of deepspeed must be off"):
             trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"), **sharded)
-    trainer = trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"))
     settings = HfDeepSpeedConfig(zero3)
     set_hf_deepspeed_config(settings)  # as accelerate's settings do
     try:
         with pytest.raises(ValueError, match="ZeRO-3 of deepspeed must be off"):
-            Steps(trainer, trainer.args)
+            trainer_of(kind, tmp_path, tiny_seq2seq("lstm additive"))
     finally:
         unset_hf_deepspeed_config()
-    trainer.is_fsdp_enabled = True  # as accelerate's settings make it
+
+
+@pytest.mark.parametrize("kind", ["bert, mlm, enumerated", "residual", "minimum risk", "self-critical"])
+def test_sharded_weights_are_refused_where_what_is_no_forward_reads_them(kind, tmp_path):
+    online = {"online": True} if kind == "residual" else {}
     with pytest.raises(ValueError, match="fsdp and ZeRO-3 of deepspeed must be off"):
-        Steps(trainer, trainer.args)
+        trainer_of_kind(kind, tmp_path, fsdp=True, **online)
 
 
 @pytest.mark.parametrize("kind", STEPWISE)
