@@ -130,7 +130,7 @@ def test_special_tokens_in_texts_are_refused(tokenizer):
 
 
 def test_pairs_are_checked(tokenizer):
-    with pytest.raises(ValueError, match=r"rows with the columns source and target, got 1 rows with \['text'\]"):
+    with pytest.raises(ValueError, match=r"columns source and target, got .*\['text'\]"):
         encode_pairs(Dataset.from_dict({"text": ["a"]}), tokenizer)
     with pytest.raises(ValueError, match="got 0 rows"):
         encode_pairs(pairs(), tokenizer)

@@ -50,7 +50,7 @@ def test_what_is_missing_is_told(program, monkeypatch, tmp_path):
         load_verse_pairs(max_train=58)
     verse_pairs._verses.cache_clear()
     program.write_text("#!/bin/sh\necho nothing")
-    with pytest.raises(RuntimeError, match="begins with spaRV: install the Debian packages diatheke, sword-text-sparv"):
+    with pytest.raises(RuntimeError, match=r"spaRV: install .*diatheke, sword-text-sparv"):
         load_verse_pairs()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(RuntimeError, match="install the Debian packages diatheke"):

@@ -150,7 +150,7 @@ def test_prompts_are_refused_where_a_model_scores_or_beams_are_relaxed(settings)
         with pytest.raises(ValueError, match=r"model: an adapter of the type .* puts prompts in front"):
             ScorerCost(prompted, 0)
         if task == "SEQ_2_SEQ_LM":
-            with pytest.raises(ValueError, match="inputs of a step that PeftModelForSeq2SeqLM makes for its prompts"):
+            with pytest.raises(ValueError, match="PeftModelForSeq2SeqLM makes for its prompts"):
                 prompted.generate(input_ids=torch.tensor([[5, 6]]), custom_generate=soft_beam_search, max_new_tokens=3)
 
 

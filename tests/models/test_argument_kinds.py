@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read(pair, tmp_path):
 @pytest.mark.parametrize("words", [None, [[0, 1, 2, 2]], torch.rand(1, 4), torch.zeros(1, 3).long(), META])
 def test_words(words, rows_run):
     model = tiny_energy_model()
-    with pytest.raises(ValueError, match=r"words must be a tensor of whole numbers of the ids' shape \(1, 4\), got"):
+    with pytest.raises(ValueError, match=r"words must be a tensor .*shape \(1, 4\), got"):
         model.score_ids(torch.tensor([[1, 6, 5, 2]]), words=words, variant="within_word_l2r")
     assert not rows_run
 

@@ -223,7 +223,7 @@ def test_a_length_model_of_nans_is_refused(tokenizer, length_model):
     broken = copy.deepcopy(length_model)
     broken.score.weight.data.fill_(float("nan"))
     for lengths in ("sample", "energy"):
-        with pytest.raises(ValueError, match="length_model gives numbers that aren't finite for the source of row 0"):
+        with pytest.raises(ValueError, match=r"length_model gives .*source of row 0"):
             model_for(tokenizer, "masked").generate_from_sources(
                 SOURCES, tokenizer, lengths=lengths, length_model=broken
             )

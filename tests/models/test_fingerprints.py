@@ -101,7 +101,7 @@ def test_a_saved_run_goes_on_with_its_model_alone(tmp_path):
     model.generate(**BASE, save_state_to=tmp_path / "own")
     nearly = tiny_energy_model()
     nearly.mlm.bert.embeddings.word_embeddings.weight.data[5, 3] += 1e-5  # energies are the same up to rounding
-    with pytest.raises(ValueError, match="of a model with other weights; load the model it was started with"):
+    with pytest.raises(ValueError, match="of a model with other weights"):
         nearly.generate(resume_from=tmp_path / "own", num_epochs=9)
     whole = model.generate(**BASE | {"num_epochs": 9})
     assert equal(whole, model.generate(resume_from=tmp_path / "own", num_epochs=9))

@@ -178,7 +178,7 @@ def test_texts_have_a_number_each():
     assert torch.equal(zeros, model.score(texts, tokenizer).energy) and not torch.allclose(zeros, ones)
     mixed = model.score(texts, tokenizer, further_inputs={"token_type_ids": [0, 1, 1]}).energy
     torch.testing.assert_close(mixed, torch.stack([zeros[0], ones[1], ones[2]]))
-    with pytest.raises(ValueError, match="token_type_ids must be one number, or one for each of the 3 texts"):
+    with pytest.raises(ValueError, match=r"token_type_ids must be .*each of the 3 texts"):
         model.score(texts, tokenizer, further_inputs={"token_type_ids": [0, 1]})
 
 

@@ -77,7 +77,7 @@ def test_rows_beyond_the_configured_number(tmp_path):
     with pytest.raises(ValueError, match="row 0 has 132 tokens, max_sequence_length is 131"):
         model.score_ids(torch.full((1, 132), 7))
     table = energy_of("bert", max_sequence_length=131)
-    with pytest.raises(ValueError, match="max_sequence_length must be at most 128 with BertForMaskedLM, which has a"):
+    with pytest.raises(ValueError, match="max_sequence_length must be at most 128"):
         table.score_ids(ids)
     with pytest.raises(ValueError, match="max_sequence_length must be a whole number from 1 up, got 0"):
         energy_of("esm", max_sequence_length=0)
@@ -110,7 +110,7 @@ def test_residual_models(tmp_path):
     model = residual_model()
     with pytest.raises(ValueError, match="language model has positions for 40"):
         model.generate([[6, 7]], max_new_tokens=50)
-    with pytest.raises(ValueError, match="row 0 of the encoder has 41 tokens, the encoder has positions for 40"):
+    with pytest.raises(ValueError, match=r"row 0 of the encoder has 41 tokens, .*positions for 40"):
         model.encoder_rows([torch.full((41,), 7)])
     model.save_pretrained(tmp_path)
     shorter = ResidualEnergyModel.from_pretrained(tmp_path, max_sequence_length=8)
@@ -134,5 +134,5 @@ def test_positions_that_start_after_the_padding_index_are_counted_everywhere():
     assert max_length(model) == generation_limit(model) == max_positions(model, tokenizer()) == 16
     cost = ScorerCost(model, pad_token_id=1)
     assert cost([[7] * 6], None, [[7] * 10]).isfinite().all()
-    with pytest.raises(ValueError, match="the scorer's 16 positions, got a prompt of 10 tokens and a prediction of 7"):
+    with pytest.raises(ValueError, match=r"16 positions, got a prompt of 10 .*prediction of 7"):
         cost([[7] * 7], None, [[7] * 10])

@@ -109,7 +109,7 @@ def test_rows_of_residual_training(name, ids):
 def test_pipelines(inputs):
     tokenizer = small_tokenizer("wordpiece")
     pipe = pipeline("energy-scoring", model=small_model(tokenizer), tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="inputs must be one input, or a list or another iterable of them, got"):
+    with pytest.raises(ValueError, match=r"inputs must be one input, or .*, got"):
         pipe(inputs)
 
 

@@ -121,7 +121,7 @@ def test_non_termination():
     costs = non_termination([[5, 2], [5, 6], [], [2, 5]], eos_token_id=2)
     assert costs.tolist() == [0, 1, 1, 0]
     assert costs.dtype == torch.float32
-    with pytest.raises(ValueError, match="predictions must be lists of token ids, got the text 'a' in row 1"):
+    with pytest.raises(ValueError, match=r"predictions must be .*got the text 'a' in row 1"):
         non_termination([[1], "a"], 2)
 
 
@@ -356,5 +356,5 @@ def test_scorer_refusals():
         ScorerCost(model, None)
     encoder_decoder = ScorerCost(tiny_seq2seq("bart"), pad_token_id=1)  # each side has 64 positions of its own
     assert encoder_decoder([[3] * 64], None, [[4] * 64]).isfinite().all()
-    with pytest.raises(ValueError, match="64 positions, got a prompt of 1 tokens and a prediction of 65 in row 0"):
+    with pytest.raises(ValueError, match=r"64 positions, got .* prediction of 65 in row 0"):
         encoder_decoder([[3] * 65], None, [[4]])

@@ -160,7 +160,7 @@ def test_a_residual_model_only_where_it_works_and_nothing_else_for_joint_samplin
             with pytest.raises(ValueError, match=r"masked-LM head|masked-language-model head"):
                 pipeline(task, model=given, tokenizer=tokenizer())
     for given in (energy_model(), bert(), causal_lm()):
-        with pytest.raises(ValueError, match="must be a name or folder, or of the class ResidualEnergyModel, got"):
+        with pytest.raises(ValueError, match="of the class ResidualEnergyModel, got"):
             pipeline("joint-sampling", model=given, tokenizer=tokenizer())
     with pytest.raises(ValueError, match="no saved ResidualEnergyModel but of the type 'gpt2'"):
         pipeline("joint-sampling", model=saved(tmp_path / "causal", causal_lm(), tokenizer()))
@@ -177,7 +177,7 @@ def test_missing_weights_are_not_made_up(tmp_path):
 
 
 def test_unknown_arguments_are_refused_when_it_is_made_and_when_it_is_called():
-    with pytest.raises(ValueError, match="EnergyScoringPipeline has no argument varient; it takes variant, stride"):
+    with pytest.raises(ValueError, match="no argument varient; it takes variant, stride"):
         pipeline("energy-scoring", model=energy_model(), tokenizer=tokenizer(), varient="exact")
     made = EnergyScoringPipeline(model=energy_model(), tokenizer=tokenizer())
     for inputs in ("the", ["the"], []):

@@ -21,11 +21,11 @@ _FILE = re.compile(r"^/((?:[^/]+/)?[^/]+)/resolve/([^/]+)/(.+)$")
 
 
 class HubServer:
-    """Runs until `close`. `files[repo]` maps paths to bytes; `fail_commits` makes uploads fail with status 403."""
+    """Runs until `close`. `files[repo]` maps paths to bytes; uploads to those in `failing` end with status 403."""
 
     def __init__(self, user: str = "tester"):
         self.user, self.files, self.commits, self.unknown = user, {}, {}, []
-        self.fail_commits = False
+        self.failing: set[str] = set()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif action == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
             self._send(200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
-        elif action == "commit" and self.hub.fail_commits:
+        elif action == "commit" and repo in self.hub.failing:
             self._error(403, "Forbidden")  # not 5xx, which is tried again for minutes
         elif action == "commit":
             self._commit(repo, [json.loads(line) for line in body.splitlines()])

@@ -105,6 +105,22 @@ def push_trainers(found: dict, folder: Path) -> None:
     found["nce"] = ["AutoModel", value(model)]
 
 
+def push_in_vain() -> dict:
+    """What is told when uploads fail, and whether the checkpoint in `out` is the model all the same."""
+    settings = dict(max_steps=1, report_to=[], use_cpu=True, hub_model_id="tester/broken")
+    args = EnergyTrainingConfig("out", objective="mle", **settings)
+    trainer = EnergyTrainer(tiny_energy_model("raw"), args, train_dataset=[{"input_ids": [1, 5, 6, 2]}] * 2)
+    trainer.train()
+    messages = []
+    for push in (trainer.push_to_hub, lambda: trainer.model.push_to_hub("tester/broken")):
+        try:
+            push()
+        except OSError as error:
+            messages.append(str(error))
+    again, weights = EnergyModel.from_pretrained("out").state_dict(), trainer.model.state_dict()
+    return {"messages": messages, "same": all(torch.equal(value, again[name]) for name, value in weights.items())}
+
+
 def main(folder: str) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # every training begins with a collection, which what is imported makes a long one
@@ -112,6 +128,7 @@ def main(folder: str) -> None:
     push_models(found)
     push_trainers(found, Path(folder))
     Path(folder, "found.json").write_text(json.dumps(found))
+    Path(folder, "broken.json").write_text(json.dumps(push_in_vain()))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_chains_of_other_lengths_or_kernels_are_not_said_to_have_failed_to_conve
     gibbs = Sampling.measured(model.generate(lengths=3, kernel="gibbs", num_epochs=2, seed=0), tokenizer)
     text = str(model_card(model, name="m", sampling=gibbs))
     assert "`gibbs` accepts every proposal and samples no stated target" in text and "the stated target" not in text
-    with pytest.raises(ValueError, match="sampling is of the chains of an EnergyModel, got a ResidualEnergyModel"):
+    with pytest.raises(ValueError, match=r"sampling is of .*EnergyModel, got a ResidualEnergyModel"):
         model_card(toy_residual(), name="m", sampling=gibbs)
 
 

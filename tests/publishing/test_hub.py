@@ -37,6 +37,7 @@ def run(hub: HubServer, home: Path, *arguments: str, alone: bool = False) -> sub
 def published(tmp_path_factory):
     """The Hub after everything has been pushed, and what each model computed."""
     hub, folder = HubServer(), tmp_path_factory.mktemp("pushed")
+    hub.failing.add("tester/broken")
     done = run(hub, folder, str(ROOT / "tests/publishing/push_run.py"), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     yield hub, folder, json.loads((folder / "found.json").read_text())
@@ -104,37 +105,14 @@ def test_cards_fit_the_hubs_schema(published):
                 assert all(isinstance(metric["value"], float) and metric["type"] for metric in result["metrics"])
 
 
-FAILING = """
-import torch
-from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
-from hf_ebm import EnergyModel
-from tests.conftest import tiny_energy_model
-
-settings = dict(max_steps=1, report_to=[], use_cpu=True, hub_model_id="tester/broken")
-args = EnergyTrainingConfig("out", objective="mle", **settings)
-trainer = EnergyTrainer(tiny_energy_model("raw"), args, train_dataset=[{"input_ids": [1, 5, 6, 2]}] * 2)
-trainer.train()
-for push in (trainer.push_to_hub, lambda: trainer.model.push_to_hub("tester/broken")):
-    try:
-        push()
-    except OSError as error:
-        print("MESSAGE", error)
-again = EnergyModel.from_pretrained("out")
-print("SAME", all(torch.equal(a, b) for a, b in zip(trainer.model.state_dict().values(), again.state_dict().values())))
-"""
-
-
-def test_a_broken_upload_leaves_the_checkpoint_whole(tmp_path):
-    hub = HubServer()
-    hub.fail_commits = True
-    done = run(hub, tmp_path, "-c", FAILING)
-    hub.close()
-    messages = [line for line in done.stdout.splitlines() if line.startswith("MESSAGE")]
-    assert len(messages) == 2, done.stderr[-3000:]
-    assert "in out are whole; call push_to_hub again" in messages[0]
-    assert "the model in memory is unchanged; call push_to_hub again" in messages[1]
-    assert "SAME True" in done.stdout
-    assert (tmp_path / "out" / "README.md").exists() and (tmp_path / "out" / "modeling_hf_ebm.py").exists()
+def test_a_broken_upload_leaves_the_checkpoint_whole(published):
+    hub, folder, _ = published
+    broken = json.loads((folder / "broken.json").read_text())
+    assert len(broken["messages"]) == 2 and set(hub.files["tester/broken"]) == {".gitattributes"}
+    assert "in out are whole; call push_to_hub again" in broken["messages"][0]
+    assert "the model in memory is unchanged; call push_to_hub again" in broken["messages"][1]
+    assert broken["same"]
+    assert (folder / "out" / "README.md").exists() and (folder / "out" / "modeling_hf_ebm.py").exists()
 
 
 GENERATE = """
@@ -144,31 +122,31 @@ from importlib.util import find_spec
 from transformers import AutoModelForMaskedLM, AutoTokenizer, GenerationMixin
 
 assert find_spec("hf_ebm") is None
-repository = sys.argv[2]
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 bert = AutoModelForMaskedLM.from_pretrained(sys.argv[1])
 prompt = tokenizer("the [MASK] sat on the [MASK]", return_tensors="pt")
 settings = dict(tokenizer=tokenizer, num_chains=2, num_epochs=3, seed=0)
-generate = GenerationMixin.load_custom_generate(None, repository, trust_remote_code=True)
-out = generate(bert, input_ids=prompt.input_ids, attention_mask=prompt.attention_mask, **settings)
-print("BERT", out.sequences.tolist())
 from transformers import BartConfig, BartForConditionalGeneration
 torch.manual_seed(0)
 bart = BartForConditionalGeneration(BartConfig(
     vocab_size=len(tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
     decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64, pad_token_id=0,
     bos_token_id=2, eos_token_id=3, decoder_start_token_id=3)).eval()
-out = bart.generate(prompt.input_ids, custom_generate=repository, trust_remote_code=True, lengths=4, **settings)
-print("BART", tuple(out.sequences.shape), out.energies.shape[1])
-try:
-    generate(bert, input_ids=prompt.input_ids)
-except ValueError as error:
-    print("ERROR", error)
+for repository in sys.argv[2:]:
+    generate = GenerationMixin.load_custom_generate(None, repository, trust_remote_code=True)
+    out = generate(bert, input_ids=prompt.input_ids, attention_mask=prompt.attention_mask, **settings)
+    print("BERT", out.sequences.tolist())
+    out = bart.generate(prompt.input_ids, custom_generate=repository, trust_remote_code=True, lengths=4, **settings)
+    print("BART", tuple(out.sequences.shape), out.energies.shape[1])
+    try:
+        generate(bert, input_ids=prompt.input_ids)
+    except ValueError as error:
+        print("ERROR", error)
 """
 
 
-@pytest.mark.parametrize("place", ["folder", "hub"])
-def test_sampling_is_published_as_custom_generate(tmp_path, place):
+def test_sampling_is_published_as_custom_generate(tmp_path):
+    """From a folder and from the Hub."""
     from hf_ebm import EnergyModel
     from hf_ebm.publishing.remote_code import write_custom_generate
     from tests.models.tokenizers_for_tests import small_model, small_tokenizer
@@ -183,14 +161,13 @@ def test_sampling_is_published_as_custom_generate(tmp_path, place):
     hub = HubServer()
     files = {name: (tmp_path / "sampler" / name).read_bytes() for name in names}
     hub.files["tester/sampler"], hub.commits["tester/sampler"] = files, []
-    repository = "tester/sampler" if place == "hub" else str(tmp_path / "sampler")
-    done = run(hub, tmp_path, "-c", GENERATE, str(tmp_path / "model"), repository, alone=True)
+    repositories = [str(tmp_path / "sampler"), "tester/sampler"]
+    done = run(hub, tmp_path, "-c", GENERATE, str(tmp_path / "model"), *repositories, alone=True)
     hub.close()
     assert done.returncode == 0, done.stderr[-4000:]
     prompt = tokenizer("the [MASK] sat on the [MASK]", return_tensors="pt")
     inputs = {name: prompt[name] for name in ("input_ids", "attention_mask")}
     expected = EnergyModel.from_pretrained(tmp_path / "model").generate(**inputs, num_chains=2, num_epochs=3, seed=0)
     lines = done.stdout.splitlines()
-    assert f"BERT {expected.sequences.tolist()}" in lines
-    assert "BART (2, 6) 3" in lines
-    assert any(line.startswith("ERROR tokenizer must be given") for line in lines)
+    assert lines.count(f"BERT {expected.sequences.tolist()}") == lines.count("BART (2, 6) 3") == len(repositories)
+    assert sum(line.startswith("ERROR tokenizer must be given") for line in lines) == len(repositories)

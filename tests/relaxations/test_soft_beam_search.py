@@ -128,5 +128,5 @@ def test_refusals():
         generate(model, batch, custom_generate=soft_beam_search, alpha=0.0)
     with pytest.raises(ValueError, match="normalization must be one of 'local', 'global', got 'both'"):
         generate(model, batch, custom_generate=soft_beam_search, normalization="both")
-    with pytest.raises(ValueError, match="num_beams must be at most the vocabulary of 41 tokens, got 42"):
+    with pytest.raises(ValueError, match=r"num_beams must be at most .*41 tokens, got 42"):
         generate(model, batch, custom_generate=soft_beam_search, num_beams=42)

@@ -210,7 +210,18 @@ class TestInconsistentConditionals:
             assert exact.total_variation(ids) < total_variation_limit(exact.log_probabilities.exp(), self.chains)
 
 
-def test_the_window_of_delayed_acceptance_is_around_the_block():
-    """Any window keeps the target, so only this test sees a wrong one."""
-    found = kernels._within(1, torch.tensor([[2, 2], [0, 4]]), 6)
-    assert found.tolist() == [[False, True, True, True, False, False], [True, True, False, True, True, True]]
+@pytest.mark.parametrize(
+    "block, window, near", [([2], 0, [2]), ([1], 1, [1, 2]), ([2], 1, [1, 2, 3]), ([1, 3], 0, [1, 3])]
+)
+def test_the_window_of_delayed_acceptance_is_around_the_block(block, window, near, monkeypatch):
+    """Any window keeps the target, so only this test sees a wrong one: in the terms that the first stage asks for."""
+    kernel, asked, terms = Kernel("local"), [], Target.terms
+    monkeypatch.setattr(Target, "terms", lambda self, *given: asked.append(given[2]) or terms(self, *given))
+    target = kernel.target(len(kernel.states))
+    state = target.state(kernel.states)
+    asked.clear()
+    draws = torch.full((len(kernel.states), len(block)), 0.5, dtype=torch.float64)
+    size = torch.full((len(kernel.states),), len(block))
+    given = StepBlock(torch.tensor(block).repeat(len(size), 1), size, draws, torch.zeros(len(size), 2).double())
+    metropolis_hastings(state, given, target, kernel.proposal, 1.0, window, saving=WorkSaving(False, False))
+    assert asked[0].any(0).nonzero()[:, 0].tolist() == asked[0].all(0).nonzero()[:, 0].tolist() == near

@@ -111,10 +111,10 @@ def test_an_end_that_is_forced_is_a_cut(tmp_path):
 def test_no_room_is_refused(tmp_path):
     model = tiny_causal()
     model.generation_config.max_length = 4
-    with pytest.raises(ValueError, match="max_length must leave room behind a prompt of 4 tokens, got 4"):
+    with pytest.raises(ValueError, match=r"max_length must .*prompt of 4 tokens, got 4"):
         trainer_of("mgs", tmp_path, model).train()
     trainer = trainer_of("mgs", tmp_path, predict_with_generate=True)
-    with pytest.raises(ValueError, match="max_length must leave room behind a prompt of 4 tokens, got 3"):
+    with pytest.raises(ValueError, match=r"max_length must .*prompt of 4 tokens, got 3"):
         trainer.predict(completion_rows(8), max_length=3)
     assert trainer.predict(completion_rows(8), max_length=6).predictions.shape[1] <= 2
 

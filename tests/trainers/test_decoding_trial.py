@@ -150,7 +150,7 @@ def test_a_new_model_is_tried_too(tmp_path):
 
 
 def test_experts_with_a_capacity_have_no_policy_gradient(tmp_path):
-    with pytest.raises(ValueError, match="SwitchTransformersForConditionalGeneration takes expert_capacity=4 tokens"):
+    with pytest.raises(ValueError, match=r"SwitchTransformers.* expert_capacity=4"):
         trainer_of("gradient", tmp_path, made("switch"))
     trainer_of("risk", tmp_path, made("switch"))
 

@@ -329,7 +329,7 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
         trainer_of(tmp_path, tiny_causal(dtype=torch.bfloat16))
     long = [{name: value.repeat(40)[:65] for name, value in completion_rows(1)[0].items()}]
     long[0]["labels"][:-1] = -100
-    with pytest.raises(ValueError, match="prompts must leave room for a token, got one of 64 with 64 positions"):
+    with pytest.raises(ValueError, match=r"prompts must .*got one of 64 with 64 positions"):
         trainer_of(tmp_path, tiny_causal("llama"), dataset=long).train()
 
 

@@ -81,7 +81,7 @@ def test_a_model_of_another_kind_is_refused_whichever_way_it_comes(kind, tmp_pat
     ):
         with pytest.raises(ValueError, match=f"^model must be an? {message}"):
             trainer_of(kind, tmp_path, **given)
-    with pytest.raises(ValueError, match="model must be a model of Transformers, or a PeftModel of one, got Linear"):
+    with pytest.raises(ValueError, match=r"model must be a model of Transformers.*, got Linear"):
         trainer_of(kind, tmp_path, torch.nn.Linear(2, 2))
 
 
@@ -124,7 +124,7 @@ def test_models_that_do_not_run_are_refused_by_name(tmp_path):
         trainer_of("mgs", tmp_path, Broken(tiny_causal().config))
     sizes = dict(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=16)
     xlnet = tf.XLNetLMHeadModel(tf.XLNetConfig(**sizes, **IDS, attn_type="uni"))
-    with pytest.raises(ValueError, match="model: XLNetLMHeadModel can't be decoded and scored here: output with shape"):
+    with pytest.raises(ValueError, match="model: XLNetLMHeadModel can't be decoded"):
         trainer_of("mgs", tmp_path, xlnet)
 
 

@@ -133,7 +133,7 @@ def test_adapters_are_found_to_be_in_the_layers(name, tmp_path):
 def test_what_cannot_be_served_is_refused_by_name(tmp_path):
     for kind in ("scheduled sampling", "soft beam"):
         for name in ("speech to text", "moonshine"):
-            with pytest.raises(ValueError, match="ForConditionalGeneration cannot be decoded step by step on embed"):
+            with pytest.raises(ValueError, match="cannot be decoded step by step on embed"):
                 trainer_of(kind, tmp_path, tiny_other(name), None)
     broken = tiny_seq2seq("bart")
     broken.prepare_inputs_for_generation = lambda *args, **kwargs: {}["source"]
@@ -147,14 +147,14 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path):
         return torch.zeros(len(predictions))
 
     from_prompts.reads = "ids"
-    with pytest.raises(ValueError, match="inputs must have input_ids: the cost 'from_prompts' reads prompts"):
+    with pytest.raises(ValueError, match=r"inputs must have input_ids: .*'from_prompts'"):
         trainer_of("risk", tmp_path, tiny_other("whisper"), other_rows("whisper", 2), cost=from_prompts).train()
-    with pytest.raises(ValueError, match="model must read token ids, got WhisperForConditionalGeneration, which reads"):
+    with pytest.raises(ValueError, match="model must read token ids, got WhisperFor"):
         ScorerCost(tiny_other("whisper"), 0)
     batch = collate_right(completion_rows(2))
     states = torch.ones(*batch["input_ids"].shape, 16)
     labels = {"inputs_embeds": states, "labels": batch["labels"]}
-    with pytest.raises(ValueError, match="inputs must have input_ids for a causal model to go on from, got inputs_emb"):
+    with pytest.raises(ValueError, match=r"inputs must have input_ids .*got inputs_emb"):
         SequencePairs.of(tiny_causal(), labels, 2, [1])
     with pytest.raises(ValueError, match="inputs: inputs_embeds must be left out"):
         SequencePairs.of(tiny_causal(), {**batch, "inputs_embeds": states}, 2, [1])

@@ -54,7 +54,7 @@ def test_smoothed_labels_are_those_of_the_stock_trainer(family, tmp_path):
 
 
 def test_smoothing_is_a_share_and_of_the_cross_entropy_alone(tmp_path):
-    with pytest.raises(ValueError, match=r"label_smoothing_factor must be a number from 0 up and below 1, got 1.0"):
+    with pytest.raises(ValueError, match=r"label_smoothing_factor must be .*below 1, got 1.0"):
         trainer_of("cross-entropy", tmp_path, label_smoothing_factor=1.0)
     for kind in set(KINDS) - {"cross-entropy"} | set(SAMPLED) | {"mgs", "residual", "bert, mlm, enumerated"}:
         with pytest.raises(ValueError, match=r"label_smoothing_factor must be 0, got 0.1"):

@@ -43,7 +43,7 @@ def test_a_target_is_one_sequence_in_every_trainer(kind, family, tmp_path):
         data[2]["labels"][places] = -100
         trainer = trainer_of(kind, tmp_path, tiny_seq2seq(family), data)
         for act in (trainer.train, lambda: trainer.evaluate(data)):  # noqa: B023
-            with pytest.raises(ValueError, match="labels: row 2 has -100 before its end; it stands behind targets"):
+            with pytest.raises(ValueError, match="labels: row 2 has -100 before its end"):
                 act()
 
 
@@ -51,7 +51,7 @@ def test_a_target_is_one_sequence_in_every_trainer(kind, family, tmp_path):
 def test_a_causal_target_is_one_sequence_too(kind, tmp_path):
     data = completion_rows(4)
     data[2]["labels"][-2] = -100
-    with pytest.raises(ValueError, match="labels: row 2 must have all its targets at its end, behind one prompt; -100"):
+    with pytest.raises(ValueError, match="labels: row 2 must have all its targets at its end"):
         trainer_of(kind, tmp_path, tiny_causal(), data, collate_right).train()
 
 
@@ -85,7 +85,7 @@ def test_lengths_stand_under_the_names_that_families_give_them():
 @pytest.mark.parametrize("kind", [*KINDS, "mgs", "risk"])
 def test_targets_beyond_a_table_of_positions_are_refused_by_row(kind, family, tmp_path):
     data = [*long_rows(64), *long_rows(65)[:1]]
-    with pytest.raises(ValueError, match="labels: row 2 has 65 tokens, the model has positions for 64; shorten it"):
+    with pytest.raises(ValueError, match=r"labels: row 2 has 65 tokens, .*positions for 64"):
         trainer_of(kind, tmp_path, tiny_seq2seq(family), data).train()
 
 
@@ -100,7 +100,7 @@ def test_targets_that_no_decoder_reads_may_be_of_any_length(tmp_path):
             trainer_of(kind, tmp_path, tiny_seq2seq("bart"), data, **settings).train()
     row = {name: value.repeat(20)[:70] for name, value in completion_rows(1)[0].items()}
     row["labels"][:60] = -100
-    with pytest.raises(ValueError, match="input_ids: row 0 has 70 tokens, the model has positions for 64"):
+    with pytest.raises(ValueError, match=r"input_ids: row 0 has 70 tokens, .*positions for 64"):
         trainer_of("mgs", tmp_path, tiny_causal(), [row], collate_right).train()
 
 
@@ -154,5 +154,5 @@ def test_predictions_obey_logits_processors(kind, tmp_path):
     if kind in ON_COSTS:
         with pytest.raises(ValueError, match="logits_processor must be callable, got 3"):
             trainer.predict(data, logits_processor=3)
-        with pytest.raises(ValueError, match="those of GenerationConfig, or logits_processor, got stopping_criteria"):
+        with pytest.raises(ValueError, match=r"GenerationConfig.*, got stopping_criteria"):
             trainer.predict(data, stopping_criteria=[])
