@@ -19,8 +19,8 @@ from torch import Tensor
 from hf_ebm.scoring.energies import ENERGIES, energy_terms, token_scores
 from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
 
-# Energies that are held at once: half a GiB of float32.
-TABLE_ENTRIES = 2**27
+# Energies that are held at once: a quarter of a GiB of float32.
+TABLE_ENTRIES = 2**26
 # Contexts that are laid out at a time, and fills that are weighed at a time.
 _CONTEXTS_AT_ONCE, _FILLS_AT_ONCE = 2**14, 2**21
 
