@@ -1,4 +1,4 @@
-"""Exact joint fills of two blanks, over a whole vocabulary: `EnergyModel.fill` against `score` of as many masked rows."""
+"""Exact joint fills of two blanks and a whole vocabulary: `EnergyModel.fill` against `score` of as many masked rows."""
 
 from __future__ import annotations
 
