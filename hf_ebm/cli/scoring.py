@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_number, as_string, shown
 from hf_ebm.cli.common import ModelArguments, check_shared, command, divided, load_model
+from hf_ebm.cli.pairs import PairArguments, score_pairs
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
@@ -45,10 +46,30 @@ class ScoreArguments:
     details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
 
 
-@command(lambda: [ScoreArguments, ModelArguments])
-def score(arguments: ScoreArguments, which: ModelArguments) -> None:
-    """`hf-ebm score`: energies and pseudo-perplexities of texts."""
+@command(lambda: [ScoreArguments, PairArguments, ModelArguments])
+def score(arguments: ScoreArguments, pairs: PairArguments, which: ModelArguments) -> None:
+    """`hf-ebm score`: energies and pseudo-perplexities of texts, or which sentence of minimal pairs is preferred."""
     further = which.inputs_by_name()
+
+    def scored_texts(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, texts: list[str], **context: Any) -> Any:
+        return model.score(
+            texts,
+            tokenizer,
+            variant=arguments.variant,
+            stride=arguments.stride,
+            token_budget=which.token_budget,
+            further_inputs=further,
+            unknown_tokens=which.unknown_tokens,
+            **context,
+        )
+
+    if pairs.pairs is not None:
+        texts_alone = {"input": "-", "prefix_column": None, "suffix_column": None, "details": False}
+        given = [name for name, default in texts_alone.items() if getattr(arguments, name) != default]
+        if given:
+            raise ValueError(f"pairs: {', '.join(given)} can't be given together with it")
+        score_pairs(pairs, arguments.output, which, scored_texts)
+        return
     check_writable(arguments.output)
     state = joined(which.device)
     check_shared(arguments.input, state.num_processes)
@@ -60,16 +81,8 @@ def score(arguments: ScoreArguments, which: ModelArguments) -> None:
     model, tokenizer = load_model(which, state.local_process_index)
 
     def scored(share: slice) -> list[dict[str, Any]]:
-        result = model.score(
-            texts[share],
-            tokenizer,
-            variant=arguments.variant,
-            stride=arguments.stride,
-            token_budget=which.token_budget,
-            further_inputs=further,
-            unknown_tokens=which.unknown_tokens,
-            **{name: own[share] for name, own in contexts.items()},
-        )
+        context = {name: own[share] for name, own in contexts.items()}
+        result = scored_texts(model, tokenizer, texts[share], **context)
         found = []
         for row in range(len(result.energy)):
             counts = {name: int(getattr(result, name)[row]) for name in ("num_tokens", "num_unknown")}

@@ -37,6 +37,7 @@ rename_modules(__name__, dict.fromkeys(("inputs", "scoring", "shared"), __name__
 MODULES = (
     "edit_distance",
     "energy_gap",
+    "minimal_pairs",
     "non_termination",
     "novel_rate",
     "phoneme_error_rate",

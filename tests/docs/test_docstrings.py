@@ -19,7 +19,8 @@ MODULES = [
 ]
 DATA = [f"hf_ebm.data.{name}" for name in ("conditional", "metrics", "symbols", "synthetic")]
 OTHERS = [
-    *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.kjv", "hf_ebm.data.verse_pairs",
+    *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.kjv",
+    "hf_ebm.data.minimal_pairs", "hf_ebm.data.verse_pairs",
     "hf_ebm.models.autoregressive_product", "hf_ebm.models.common", "hf_ebm.models.energy.conditional_energy",
     "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy",
     "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.scoring_energy",

@@ -86,6 +86,8 @@ def test_commands_run(line, tmp_path, monkeypatch, capsys):
     Path("texts.txt").write_text("And God said, Let there be light\nand he went the house\n")
     Path("prompts.txt").write_text("and the [MASK] said unto [MASK]\n")
     Path("nbest.jsonl").write_text('{"candidates": ["he went up", "up he go"]}\n')
+    pair = {"sentence_good": "let there be light", "sentence_bad": "let light there be", "linguistics_term": "order"}
+    Path("pairs.jsonl").write_text(json.dumps(pair) + "\n")
     Path("word.fasta").write_text(">a word\nlight\n")
     Path("scan.csv").write_text("mutant,effect\nl1n,0.3\nl1s:t5s,-0.2\n")
     row = {"prefix_ids": [2, 70], "continuation_ids": [3], "negatives": [[70, 3]]}

@@ -58,6 +58,7 @@ def scorer(energy: str = "local") -> dict:
 INPUTS = {
     "edit_distance": (dict(predictions=["a b", "", "c"], references=["a", ["b", "b c"], "c"]), dict),
     "energy_gap": (dict(predictions=["the cat", "", "dog"], references=["the dog", "mat", "Dog"]), scorer),
+    "minimal_pairs": (dict(predictions=["the cat", "", "dog"], references=["the dog", "mat", "Dog"]), scorer),
     "non_termination": (dict(predictions=[[4, 2], [], [4, 4, 4]]), lambda: {"end_id": 2}),
     "novel_rate": (dict(predictions=[["a", "b"], ["a", "a", "b"], ["", ""]]), dict),
     "phoneme_error_rate": (dict(predictions=["a b", "", "c"], references=["a", ["b", "b c"], "c"]), dict),

@@ -160,6 +160,21 @@ def test_energy_gap_against_a_loop(energy):
     assert 0 < found["win_rate"] < 1 and abs(sum(expected)) > 0.1
 
 
+def test_minimal_pairs_against_a_loop(energy):
+    good = [TEXTS[1], TEXTS[2], TEXTS[2], TEXTS[0]]
+    own, others = (plain_energies(**scorer(energy), texts=texts)[0] for texts in (good, TEXTS))
+    wins = [float(mine < other) for mine, other in zip(own, others, strict=True)]
+    wins[2] = 0.5  # the same text
+    columns = dict(predictions=TEXTS, references=good, **scorer(energy))
+    found = load("minimal_pairs").compute(**columns, groups=["a", "b", "a", "a"], details=True)
+    assert found["accuracy"] == sum(wins) / 4 and found["groups"]["b"]["accuracy"] == wins[1]
+    assert found["groups"]["a"]["accuracy"] == (wins[0] + wins[2] + wins[3]) / 3 and found["groups"]["a"]["pairs"] == 3
+    assert found["accuracy_low"] <= found["accuracy"] <= found["accuracy_high"]
+    assert [pair["energy_good"] for pair in found["pairs"]] == pytest.approx(own, abs=1e-4)
+    with pytest.raises(ValueError, match="groups"):
+        load("minimal_pairs").compute(**columns, groups=["a"])
+
+
 def test_an_empty_text_has_energy_0():
     found = load("energy_gap").compute(predictions=["", ""], references=["the cat", ""], **scorer())
     energy = plain_energies(**scorer(), texts=["the cat"])[0][0]
