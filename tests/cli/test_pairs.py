@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
-from hf_ebm.data.minimal_pairs import accuracy_of
+from hf_ebm.data.minimal_pairs import accuracy_of, compared_pairs
+from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from tests.cli.conftest import read, run
 from tests.conftest import plain_token_energies
 
@@ -29,8 +31,6 @@ def pairs(tmp_path):
 @pytest.fixture(scope="module")
 def energies(model_folder):
     """Of both sentences of each pair, by one masked row at a time."""
-    import torch
-
     model, tokenizer = EnergyModel.from_pretrained(model_folder).eval(), AutoTokenizer.from_pretrained(model_folder)
 
     def terms(text: str) -> list[float]:
@@ -73,6 +73,14 @@ def test_energies_of_the_tokens_that_differ(pairs, energies, model_folder, capsy
     assert record["token_energies_good"] == pytest.approx(good[:1], abs=1e-4)
     assert record["token_energies_bad"] == pytest.approx(bad[:1], abs=1e-4)
     assert json.loads(printed.err.splitlines()[-1])["pairs"] == 4
+
+
+def test_the_same_tokens_tie_whatever_the_rounding():
+    good, bad = (
+        ScoreOutput(energy=torch.tensor([energy, energy]), tokens=[["a"], [word]], token_energies=[[energy], [energy]])
+        for energy, word in ((1.0, "a"), (1.000001, "b"))
+    )
+    assert [record["win"] for record in compared_pairs(good, bad)] == [0.5, 1.0]
 
 
 def test_intervals_are_those_of_resampled_pairs():
