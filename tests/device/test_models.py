@@ -5,21 +5,27 @@ import json
 import pytest
 import torch
 
-from hf_ebm import enumerate_distribution
+from hf_ebm import EnergyModel, enumerate_distribution
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.data.symbols import symbol_tokenizer
+from hf_ebm.models.energy.configuration_energy import token_roles
+from hf_ebm.models.energy.fill_energy import METHODS, READINGS
 from hf_ebm.pipelines import (
     EnergyRerankingPipeline,
     EnergySamplingPipeline,
     EnergyScoringPipeline,
+    JointFillMaskPipeline,
     JointSamplingPipeline,
 )
 from hf_ebm.random_state import seeded
+from hf_ebm.scoring.mutations import SCHEMES
 from tests.cli.conftest import model_folder, run
 from tests.conftest import tiny_energy_model
 from tests.device.conftest import agree
 from tests.evaluate_modules.conftest import INPUTS, load, own_caches, scorer
 from tests.models import test_conditional_generation as conditional
+from tests.models import test_mutations as mutations
+from tests.models.families import tiny_family_model
 from tests.models.lstm_models import tiny_batch, tiny_lstm
 from tests.models.residual_models import PREFIX, toy_residual
 from tests.pipelines.models_for_pipelines import PROMPTS, TEXTS, energy_model, residual_model, tokenizer
@@ -90,8 +96,34 @@ def test_enumeration():
     agree(of)
 
 
+@pytest.mark.parametrize(
+    ("reading", "method"), [*((one, "auto") for one in READINGS), *(("joint", one) for one in METHODS)]
+)
+def test_fills(reading, method):
+    def of(device):
+        model = energy_model().to(device)
+        words = None if method == "chains" else ["the", "cat", "dog", "sat"]
+        found = model.fill(FILLED, tokenizer(), 3, reading=reading, method=method, words=words, row_limit=300)
+        return [(fill.energy, fill.probability, fill.sequence) for fills in found.fills for fill in fills]
+
+    agree(of)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scores_of_variants(scheme):
+    def of(device):
+        own = mutations.letter_tokenizer()
+        mlm = tiny_family_model("bert", vocab_size=len(own))
+        model = EnergyModel(mlm, **token_roles(own, len(own))).eval().to(device)
+        return model.score_variants(mutations.REFERENCE, ["K2R", "K2R:T3A"], own, scheme=scheme).scores
+
+    agree(of)
+
+
+FILLED = ["the [MASK] sat on [MASK]", "[MASK] dog"]
 LISTS = [{"candidates": ["the cat sat", "sat the"]}, {"candidates": ["god"]}]
 PIPELINES = {
+    "filling": (JointFillMaskPipeline, energy_model, FILLED, {"words": ["the", "cat", "dog"]}),
     "scoring": (EnergyScoringPipeline, energy_model, TEXTS[:3], {"batch_size": 2}),
     "sampling": (EnergySamplingPipeline, energy_model, PROMPTS[:3], {"num_epochs": 2, "seed": 1, "batch_size": 2}),
     "reranking": (EnergyRerankingPipeline, energy_model, LISTS, {}),

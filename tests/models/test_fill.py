@@ -188,6 +188,16 @@ def test_chains_have_the_marginals_with_an_error(small):
     assert total_variation(distribution(out), expected) < 0.15
 
 
+def test_chains_of_one_blank_have_its_distribution(small):
+    model, tokenizer, *_ = small
+    found, expected = (
+        distribution(model.fill("w7 [MASK]", tokenizer, 5, method=method, row_limit=300, seed=1))
+        for method in ("chains", "exact")
+    )
+    assert all(found[fill] == pytest.approx(expected[fill], abs=0.05) for fill in expected.keys() & found.keys())
+    assert len(expected.keys() & found.keys()) > 2
+
+
 def test_a_method_is_chosen_by_rows_and_by_what_is_left_out(small):
     model, tokenizer, _, _, _ = small
     sharp = (1.0, lambda ids: 9.0 * (ids[:, [2, 4]] > 6).sum(1))
