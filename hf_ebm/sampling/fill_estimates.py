@@ -135,7 +135,9 @@ def slot_conditionals(
     ids = contexts.repeat_interleave(count, 0)
     ids[:, column] = words.flatten()
     energies = own.flatten()
-    others = torch.cat([other.positions for place, other in enumerate(space.slots) if place != number] or [slot.positions[:0]])
+    others = torch.cat(
+        [other.positions for place, other in enumerate(space.slots) if place != number] or [slot.positions[:0]]
+    )
     if len(others):
         rows = torch.arange(len(ids), device=ids.device).repeat_interleave(len(others))
         terms = energy_terms(runner, space.sequences(ids), rows, others.repeat(len(ids)), energy)
