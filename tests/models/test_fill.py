@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from hf_ebm import EnergyModel
@@ -244,6 +244,26 @@ def test_words_of_several_pieces(rules):
     assert out.fills[0][0].sequence.startswith("the ") and " sat on the " in out.fills[0][0].sequence
 
 
+def test_words_have_the_space_that_their_place_gives_them():
+    """Masks of RoBERTa's tokenizers take up the space to their left, so it is part of what fills them."""
+    tokenizer = small_tokenizer("bytes")
+    tokenizer.add_special_tokens({"mask_token": AddedToken("<mask>", lstrip=True, special=True)})
+    model = small_model(tokenizer)
+    for text in ("the <mask> sat on the <mask>", "un<mask> sat on the <mask>"):
+        out = model.fill(text, tokenizer, words=["cat", "dog", "able"])
+        expected = [text.replace("<mask>", "{}").format(*fill.token_strs) for fill in out.fills[0]]
+        assert [fill.sequence for fill in out.fills[0]] == expected and len(set(expected)) == 9
+    # A token may also be named with its mark.
+    assert model.fill("the <mask> sat", tokenizer, words=["Ġthe"]).fills[0][0].sequence == "the the sat"
+    assert (
+        small_model(small_tokenizer("wordpiece"))
+        .fill("the [MASK] sat", small_tokenizer("wordpiece"), words=["##t"])
+        .fills[0][0]
+        .sequence
+        == "thet sat"
+    )
+
+
 def test_a_word_of_one_or_two_pieces():
     """Whose first piece begins a word and whose second goes on, out of the whole vocabulary."""
     tokenizer = small_tokenizer("wordpiece")
@@ -282,6 +302,7 @@ def test_a_word_of_one_or_two_pieces():
         ({"equal": [0, 1], "words": [["w7"], ["w8"]]}, "equal: row 0 has blanks that no word"),
         ({"equal": [0, 1], "different": [0, 1]}, "no fill of row 0 is allowed"),
         ({"equal": [0, 1], "method": "chains"}, "row 0 doesn't let them"),
+        ({"pieces": [6, 8], "method": "exact"}, "which is more than this machine's"),
         ({"pattern": "("}, "pattern is no regular expression"),
         ({"pattern": "queen"}, "no fill of row 0 is allowed"),
         ({"reading": "best"}, "reading must be one of"),

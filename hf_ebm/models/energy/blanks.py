@@ -18,6 +18,8 @@ from hf_ebm.texts import tokenized
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
 
+# What WordPiece marks pieces with that go on, and byte-level BPE and SentencePiece those that begin.
+_MARKS = ("##", "Ġ", "▁")
 # Choices of numbers of pieces for a row.
 _MOST_LAYOUTS = 64
 
@@ -302,9 +304,9 @@ def _word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Tensor 
     """(V,) bool: the tokens that begin a word, where WordPiece, byte-level BPE or SentencePiece marks them."""
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))]
     tokens += [""] * (vocab_size - len(tokens))
-    if any(token.startswith("##") for token in tokens):
-        return torch.tensor([not token.startswith("##") for token in tokens])
-    marked = torch.tensor([token.startswith(("Ġ", "▁")) for token in tokens])
+    if any(token.startswith(_MARKS[0]) for token in tokens):
+        return torch.tensor([not token.startswith(_MARKS[0]) for token in tokens])
+    marked = torch.tensor([token.startswith(_MARKS[1:]) for token in tokens])
     return marked if bool(marked.any()) else None
 
 
@@ -324,14 +326,14 @@ def _tuples(
     before, after, vocabulary = ids[: at[blank]], ids[at[blank] + 1 :], tokenizer.get_vocab()
     found = []
     for word in words:
-        pieces = None
-        if in_place:
+        pieces = [vocabulary[word]] if word in vocabulary and word.startswith(_MARKS) else None
+        if pieces is None and in_place:
             start, end = (tokenizer.mask_token.join(own) for own in (parts[: blank + 1], parts[blank + 1 :]))
             whole_row = list(tokenized(tokenizer, "texts", row, start + word + end)["input_ids"])
             stop = len(whole_row) - len(after)
             if whole_row[: len(before)] == before and stop > len(before) and whole_row[stop:] == after:
                 pieces = whole_row[len(before) : stop]
-        if (pieces is None or len(pieces) > 1) and word in vocabulary:
+        if pieces is None and word in vocabulary:
             pieces = [vocabulary[word]]
         if pieces is None:
             pieces = list(tokenized(tokenizer, "words", row, word, add_special_tokens=False)["input_ids"])

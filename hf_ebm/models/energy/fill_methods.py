@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_ebm.checks import shown
 from hf_ebm.models.energy.blanks import Layout
 from hf_ebm.random_state import generator_of
+from hf_ebm.runtime import check_fits
 from hf_ebm.sampling.fill_estimates import (
     Draws,
     LeftOut,
@@ -165,7 +167,10 @@ def _summary(task: FillTask, layout: Layout, kept: list[Tensor]) -> tuple[FillSu
 
 
 def _exact(task: FillTask, layout: Layout) -> _Part:
-    kept = [torch.arange(size, device=layout.space.ids.device) for size in layout.space.sizes]
+    sizes, device = layout.space.sizes, layout.space.ids.device
+    row = math.prod(sizes[1:])
+    check_fits(12 * row, f"method: of {shown(row)} fills each word of the first blank has, energies and weights take")
+    kept = [torch.arange(size, device=device) for size in sizes]
     return _Part(layout, layout.space, _summary(task, layout, kept)[0], LeftOut(0.0, 0.0))
 
 
