@@ -40,25 +40,19 @@ constexpr int COUNT = 2;
 thread_local DeviceIndex current = 0;
 
 // ---- what the observer hears ------------------------------------------------------------------------------------
-
 using Observer = void (*)(const char* event, const char* operation);
 Observer observer = nullptr;
 bool counting = false;  // whether of launches and waits, too; refusals are always told
 int64_t launches = 0;
 
-void tell(const char* event, const std::string& operation) {
-  if (observer) observer(event, operation.c_str());
-}
+void tell(const char* event, const std::string& operation) { if (observer) observer(event, operation.c_str()); }
 void launched(const std::string& operation) {
   ++launches;
   if (counting) tell("launch", operation);
 }
-void waited(const std::string& operation) {
-  if (counting) tell("wait", operation);
-}
+void waited(const std::string& operation) { if (counting) tell("wait", operation); }
 
 // ---- memory, cards, generators ----------------------------------------------------------------------------------
-
 struct Memory final : c10::Allocator {
   static void drop(void* bytes) { if (bytes) c10::GetCPUAllocator()->raw_deallocate(bytes); }
   c10::DataPtr allocate(size_t size) override {
@@ -153,7 +147,6 @@ struct Hooks final : PrivateUse1HooksInterface {
 Hooks hooks;
 
 // ---- the same bytes, seen from either side ----------------------------------------------------------------------
-
 bool on_card(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == KIND; }
 
 Tensor like(const Tensor& tensor, c10::Storage storage, DispatchKey key) {
@@ -194,7 +187,6 @@ void replace_tensors(IValue& value, Function function) {
 }
 
 // ---- CUDA's rules -----------------------------------------------------------------------------------------------
-
 // Beside pointwise operations these take a 0-dimensional tensor of the CPU.
 const Names TAKES_NUMBERS = {
     "addcdiv", "addcdiv_", "addcmul", "addcmul_", "clamp", "clamp_", "clamp_max", "clamp_max_", "clamp_min",
@@ -344,7 +336,6 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 // ---- operations that are no kernels of the CPU ------------------------------------------------------------------
-
 #define INTS(sizes) C10_AS_INTARRAYREF_SLOW(sizes)
 
 Tensor empty_like_this(Sizes sizes, std::optional<ScalarType> dtype, std::optional<Layout>,
@@ -368,8 +359,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   return to;
 }
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
-  to.resize_(from.sizes());
-  return copy_from(from, to, false);
+  return copy_from(from, to.resize_(from.sizes()), false);
 }
 Scalar item(const Tensor& tensor) {
   waited("item");
@@ -446,22 +436,13 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const MaybeTensor& of_hidd
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("empty.memory_format", empty_like_this);
-  m.impl("empty_strided", empty_strided);
-  m.impl("_copy_from", copy_from);
-  m.impl("_copy_from_and_resize", copy_from_and_resize);
-  m.impl("_local_scalar_dense", item);
-  m.impl("view", view);
-  m.impl("as_strided", as_strided);
-  m.impl("_reshape_alias", reshape_alias);
-  m.impl("resize_", resize);
-  m.impl("set_.source_Tensor", set_tensor);
-  m.impl("set_.source_Storage", set_storage);
-  m.impl("set_.source_Storage_storage_offset", set_part);
-  m.impl("unfold", unfold);
-  m.impl("convolution_overrideable", convolution);
-  m.impl("convolution_backward_overrideable", convolution_backward);
-  m.impl("_thnn_fused_lstm_cell", lstm_cell);
+  m.impl("empty.memory_format", empty_like_this); m.impl("empty_strided", empty_strided);
+  m.impl("_copy_from", copy_from); m.impl("_copy_from_and_resize", copy_from_and_resize);
+  m.impl("_local_scalar_dense", item); m.impl("view", view); m.impl("as_strided", as_strided);
+  m.impl("_reshape_alias", reshape_alias); m.impl("resize_", resize); m.impl("set_.source_Tensor", set_tensor);
+  m.impl("set_.source_Storage", set_storage); m.impl("set_.source_Storage_storage_offset", set_part);
+  m.impl("unfold", unfold); m.impl("convolution_overrideable", convolution);
+  m.impl("convolution_backward_overrideable", convolution_backward); m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);
 }
 
