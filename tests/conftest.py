@@ -117,10 +117,10 @@ def rows_run(monkeypatch) -> list[int]:
     from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 
     found: list[int] = []
-    run = MaskedBatchRunner.__call__
+    run = MaskedBatchRunner.parts
     monkeypatch.setattr(
         MaskedBatchRunner,
-        "__call__",
+        "parts",
         lambda self, sequences, rows, reduce: found.append(len(rows.source)) or run(self, sequences, rows, reduce),
     )
     return found

@@ -337,7 +337,7 @@ class EnergyTrainer(ObjectiveTrainer):
         rows = MaskedRows(source, position[:, None], position[:, None])
         runner = self.teacher.masked_batch_runner()
         with torch.autocast(scored.device.type, enabled=False):
-            return runner(sequences, rows, lambda logits, n, ids: logits[:, 0][:, tokens].log_softmax(-1))
+            return runner(sequences, rows, lambda logits, n: logits[:, 0][:, tokens].log_softmax(-1))
 
 
 def _by_length(scored: Tensor) -> dict[int, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_ebm.scoring.energies import energy_terms, token_scores
 from hf_ebm.scoring.joint_fills import FillSpace, fill_energies, parallel_log_probs
-from hf_ebm.scoring.rows import MaskedRows, Runner
+from hf_ebm.scoring.rows import Index, MaskedRows, Runner
 
 Further = Callable[[Tensor], Tensor]
 
@@ -126,7 +126,7 @@ def slot_conditionals(
     source = torch.arange(len(contexts), device=samples.device)
     here = column.expand(len(contexts), 1)
 
-    def likeliest(logits: Tensor, n: Tensor, ids: Tensor) -> Tensor:
+    def likeliest(logits: Tensor, n: Index) -> Tensor:
         best = token_scores(logits[:, 0].double(), tokens, energy).topk(count)
         return torch.stack([best.values, tokens[best.indices].double()], -1)
 

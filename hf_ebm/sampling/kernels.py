@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.sampling.proposals import BlockProposal, Proposed
+from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import ChainState, Target
 
 
@@ -67,12 +67,9 @@ def gibbs(
     Masked conditionals need not belong to any joint distribution, so what it samples is not stated (Wang & Cho 2019;
     thesis section 6.6). The energies of the state returned are those of the state given (stale).
     """
-    chains = (block.size > 0).nonzero()[:, 0]
-    proposed = _propose(state, block, chains, target, proposal)
-    ids = state.ids.index_put((chains,), proposed.ids)
-    accepted = torch.zeros_like(block.size, dtype=torch.bool).index_fill(0, chains, True)
-    info = StepInfo(accepted, (ids != state.ids).sum(1), torch.zeros_like(accepted))
-    return state._replace(ids=ids), info
+    ids = proposal(state.ids, block.positions, block.size, block.fill, target).ids
+    visited = block.size > 0
+    return state._replace(ids=ids), StepInfo(visited, (ids != state.ids).sum(1), torch.zeros_like(visited))
 
 
 def metropolis_hastings(
@@ -94,79 +91,38 @@ def metropolis_hastings(
             decides on the extra energies and the terms within w positions of the block, a second one on the remaining
             terms; only proposals that pass the first pay for the second. The target stays the same.
     """
-    chains = (block.size > 0).nonzero()[:, 0]
-    proposed = _propose(state, block, chains, target, proposal)
-    before = state.ids[chains]
-    possible = proposed.log_reverse > -torch.inf
-    moved = (proposed.ids != before).any(1)
-    pending = (possible & moved if saving.skip_no_ops else possible).nonzero()[:, 0]
-
-    accepted = possible & ~moved
-    new_state = state
-    if len(pending):
-        passed, token_energies, extra = _decide(
-            state, chains[pending], _take(proposed, pending), block, target, temperature, delayed_acceptance, saving
-        )
-        accepted[pending] = passed
-        winners = chains[pending[passed]]
-        new_state = ChainState(
-            state.ids.index_put((winners,), proposed.ids[pending[passed]]),
-            state.token_energies.index_put((winners,), token_energies[passed]),
-            state.extra_energy.index_put((winners,), extra[passed]),
-        )
-    everyone = torch.zeros_like(block.size, dtype=torch.bool)
-    info = StepInfo(
-        everyone.index_put((chains,), accepted),
-        (new_state.ids != state.ids).sum(1),
-        everyone.index_put((chains,), ~possible),
-    )
-    return new_state, info
-
-
-def _propose(state: ChainState, block: StepBlock, chains: Tensor, target: Target, proposal: BlockProposal) -> Proposed:
-    return proposal(state.ids[chains], chains, block.positions[chains], block.size[chains], block.fill[chains], target)
-
-
-def _take(proposed: Proposed, index: Tensor) -> Proposed:
-    return Proposed(*(field[index] for field in proposed))
-
-
-def _decide(
-    state: ChainState,
-    chains: Tensor,
-    proposed: Proposed,
-    block: StepBlock,
-    target: Target,
-    temperature: float,
-    window: int | None,
-    saving: WorkSaving,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Accepts or rejects; returns `(accepted (n,), token energies (n, T), extra energies (n,))` of the proposals."""
-    free = target.free[chains]
+    proposed = proposal(state.ids, block.positions, block.size, block.fill, target)
+    changed = proposed.ids != state.ids
+    visited, moved = block.size > 0, changed.any(1)
+    possible = visited & (proposed.log_reverse > -torch.inf)
+    tried = possible & moved if saving.skip_no_ops else possible
     known = proposed.known if saving.share_terms else torch.zeros_like(proposed.known)
-    old_terms, old_extra = state.token_energies[chains], state.extra_energy[chains]
-    extra = target.extra_energy(proposed.ids)
-    length = free.shape[1]
-    near = free if window is None else free & _within(min(window, length), block.positions[chains], length)
-    first = target.terms(proposed.ids, chains, near & ~known)
-    terms = torch.where(known, proposed.known_terms, first)
-    difference = ((terms - old_terms) * near).sum(1) + _extra_difference(old_extra, extra)
+
+    first = rest = target.free & tried[:, None]
+    if delayed_acceptance is not None:
+        first = first & _within(delayed_acceptance, block.positions, first.shape[1])
+    extra = target.extra_energy(proposed.ids, tried)
+    terms = torch.where(known, proposed.known_terms, target.terms(proposed.ids, first & ~known))
+    difference = ((terms - state.token_energies) * first).sum(1) + _extra_difference(state.extra_energy, extra)
     log_ratio = -difference / temperature + proposed.log_reverse - proposed.log_forward
-    accepted = block.accept[chains, 0].log() < log_ratio
-    if window is not None and bool(accepted.any()):
-        alive = accepted.nonzero()[:, 0]
-        far = free[alive] & ~near[alive]
-        rest = target.terms(proposed.ids[alive], chains[alive], far & ~known[alive])
-        terms = terms.index_put((alive,), terms[alive] + rest)
-        difference = ((terms[alive] - old_terms[alive]) * far).sum(1)
-        accepted[alive] = block.accept[chains[alive], 1].log() < -difference / temperature
-    return accepted, terms, extra
+    passed = tried & (block.accept[:, 0].log() < log_ratio)
+    if delayed_acceptance is not None:
+        rest = rest & ~first & passed[:, None]
+        terms = terms + target.terms(proposed.ids, rest & ~known)
+        difference = ((terms - state.token_energies) * rest).sum(1)
+        passed &= block.accept[:, 1].log() < -difference / temperature
+
+    new_state = ChainState(
+        torch.where(passed[:, None], proposed.ids, state.ids),
+        torch.where(passed[:, None], terms, state.token_energies),
+        torch.where(passed, extra, state.extra_energy),
+    )
+    return new_state, StepInfo(passed | (possible & ~moved), changed.sum(1) * passed, visited & ~possible)
 
 
 def _within(window: int, positions: Tensor, length: int) -> Tensor:
-    """(n, T) bool: columns at most `window` away from one of `positions` (n, b)."""
-    columns = torch.arange(length, device=positions.device)
-    return ((columns[None, None] - positions[..., None]).abs() <= window).any(1)
+    """(C, T) bool: columns at most `window` away from one of `positions` (C, b)."""
+    return ((torch.arange(length) - positions[..., None]).abs() <= min(window, length)).any(1)
 
 
 def _extra_difference(old: Tensor, new: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from hf_ebm.checks import name_of, shown
 from hf_ebm.renamed import renamed_attributes
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.energies import token_energy
-from hf_ebm.scoring.rows import MaskedRows, Reducer
+from hf_ebm.scoring.rows import Index, MaskedRows, to_device
 
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
@@ -43,21 +43,26 @@ class ProposalDistribution:
         epsilon: float,
         exclude_current: bool,
     ):
-        self.processors, self.support, self.epsilon = processors, support, epsilon
+        self.processors, self.forbidden, self.epsilon = processors, ~support, epsilon
         self.exclude_current = exclude_current
 
-    def log_probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
-        """`logits` (n, V), `ids` (n, L) with the block masked → log probabilities (n, V), -inf off the support."""
-        logits = logits.masked_fill(~self.support, -torch.inf)
+    def log_probabilities(self, logits: Tensor, shown: Callable[[], Tensor]) -> Tensor:
+        """Log probabilities (n, V), -inf off the support; NaN where processors leave no token.
+
+        Args:
+            logits: (n, V), as many for each of the sequences.
+            shown: gives the sequences with the block masked (m, L), for processors.
+        """
+        self.forbidden = self.forbidden.to(logits.device)
+        logits = logits.masked_fill(self.forbidden, -torch.inf)
         plain = logits.log_softmax(-1)
         if not self.processors:
             return plain
-        warped = logits
+        ids = to_device(shown(), logits.device)
+        ids, warped = ids.repeat_interleave(len(logits) // len(ids), 0), logits
         for processor in self.processors:
             warped = _checked_scores(processor, processor(ids, warped), logits)
-        warped = warped.masked_fill(~self.support, -torch.inf).log_softmax(-1)
-        if bool(warped.isnan().any()):
-            raise ValueError("logits_processor: it left no token that may be proposed at some position")
+        warped = warped.masked_fill(self.forbidden, -torch.inf).log_softmax(-1)
         if self.epsilon == 0:
             return warped
         share = torch.tensor(self.epsilon, dtype=torch.float64)
@@ -75,23 +80,19 @@ class ProposalDistribution:
             `(token, log q(token), log q(current))`, each (n,), the last for going back from `token`; where nothing but
             the current token is possible, the current token with log probabilities 0 and 0.
         """
-        forward = _without(log_probabilities, current) if self.exclude_current else log_probabilities
+        if not self.exclude_current:
+            log_probabilities = log_probabilities.double()
+            token = _inverted(log_probabilities, uniform)
+            return token, _pick(log_probabilities, token), _pick(log_probabilities, current)
+        forward = _without(log_probabilities, current).double()
         stuck = forward.amax(-1) == -torch.inf
-        cumulative = forward.double().exp().cumsum(-1)
-        total = cumulative[:, -1:]
-        threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-        token = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=forward.shape[1] - 1)
-        # A parallel cumulative sum need not be monotone where probabilities are 0: never take a token of none.
-        impossible = forward.gather(-1, token[:, None])[:, 0] == -torch.inf
-        token = torch.where(impossible, forward.argmax(-1), token)
-        token = torch.where(stuck, current, token)
-        back = _without(log_probabilities, token) if self.exclude_current else log_probabilities
-        log_forward, log_back = _pick(forward, token), _pick(back, current)
+        token = torch.where(stuck, current, _inverted(forward, uniform))
+        log_forward, log_back = _pick(forward, token), self.log_back(log_probabilities, current, token)
         return token, log_forward.masked_fill(stuck, 0.0), log_back.masked_fill(stuck, 0.0)
 
     def log_back(self, log_probabilities: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """(n,) log probability of drawing `old` where `new` stands."""
-        return _pick(_without(log_probabilities, new) if self.exclude_current else log_probabilities, old)
+        return _pick(_without(log_probabilities, new) if self.exclude_current else log_probabilities, old).double()
 
 
 def _checked_scores(processor: object, returned: object, logits: Tensor) -> Tensor:
@@ -107,8 +108,19 @@ def _checked_scores(processor: object, returned: object, logits: Tensor) -> Tens
     return returned
 
 
+def _inverted(log_probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """The tokens (n,) at which the cumulative distributions (n, V), float64, pass `uniform` (n,)."""
+    cumulative = log_probabilities.exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
+    token = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=cumulative.shape[1] - 1)
+    # A parallel cumulative sum need not be monotone where probabilities are 0: never take a token of none.
+    impossible = log_probabilities.gather(-1, token) == -torch.inf
+    return torch.where(impossible, log_probabilities.argmax(-1, keepdim=True), token)[:, 0]
+
+
 def _pick(values: Tensor, index: Tensor) -> Tensor:
-    return values.gather(-1, index[:, None])[:, 0].double()
+    return values.gather(-1, index[:, None])[:, 0]
 
 
 def _without(log_probabilities: Tensor, token: Tensor) -> Tensor:
@@ -119,13 +131,13 @@ def _without(log_probabilities: Tensor, token: Tensor) -> Tensor:
 
 
 class Proposed(NamedTuple):
-    """A proposed move for n chains.
+    """A proposed move for C chains.
 
     Attributes:
-        ids: (n, T).
-        log_forward, log_reverse: (n,) log probabilities of the move and of its reverse, float64.
-        known: (n, T) bool, positions whose energy term at `ids` is known from the proposal's own rows.
-        known_terms: (n, T) those terms, 0 elsewhere.
+        ids: (C, T).
+        log_forward, log_reverse: (C,) log probabilities of the move and of its reverse, float64.
+        known: (C, T) bool, positions whose energy term at `ids` is known from the proposal's own rows.
+        known_terms: (C, T) those terms, 0 elsewhere.
     """
 
     ids: Tensor
@@ -146,22 +158,19 @@ class BlockProposal(NamedTuple):
     distribution: ProposalDistribution
     fill: str = "parallel"
 
-    def __call__(
-        self, ids: Tensor, chains: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target
-    ) -> Proposed:
+    def __call__(self, ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target) -> Proposed:
         """Proposes new tokens for one block per chain.
 
         Args:
-            ids: (n, T) current tokens; n may be 0.
-            chains: (n,) which chains of the target they are.
-            positions: (n, b) columns of the block in filling order, short blocks padded by repeating the last.
-            size: (n,) how many of them count, at least 1.
-            uniforms: (n, b) numbers in [0, 1), float64.
+            ids: (C, T) current tokens.
+            positions: (C, b) columns of the block in filling order, short blocks padded by repeating the last.
+            size: (C,) how many of them count; where none does, the chain stays where it is.
+            uniforms: (C, b) numbers in [0, 1), float64.
         """
-        if not len(chains):
-            nothing = torch.zeros(0, dtype=torch.float64, device=ids.device)
-            return Proposed(ids, nothing, nothing, torch.zeros_like(ids, dtype=torch.bool), ids.double())
-        return FILLS[self.fill].propose(ids, chains, positions, size, uniforms, target, self.distribution)
+        if not bool(size.any()):
+            nothing = torch.zeros(len(ids), dtype=torch.float64)
+            return Proposed(ids, nothing, nothing, torch.zeros_like(ids, dtype=torch.bool), ids * 0.0)
+        return FILLS[self.fill].propose(ids, positions, size, uniforms, target, self.distribution)
 
 
 def proposal_of(
@@ -170,7 +179,7 @@ def proposal_of(
     """How settings say that blocks are proposed.
 
     Args:
-        support: (V,) bool, the tokens that may be proposed.
+        support: (V,) bool, the tokens that may be proposed, where the model is.
         further: logits processors after those of the settings.
     """
     processors: list[Callable[[Tensor, Tensor], Tensor]] = []
@@ -187,121 +196,116 @@ def proposal_of(
 
 
 def _fill_in_parallel(
-    ids: Tensor,
-    chains: Tensor,
-    positions: Tensor,
-    size: Tensor,
-    uniforms: Tensor,
-    target: Target,
-    q: ProposalDistribution,
+    ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, q: ProposalDistribution
 ) -> Proposed:
-    sequences = target.sequences(ids, chains)
-    rows = MaskedRows(torch.arange(len(ids), device=ids.device), positions, positions)
-    current = ids.gather(1, positions)
-    drawn = target.runner(sequences, rows, _drawer(current, uniforms, target.energy, q))
-    counts = torch.arange(positions.shape[1], device=ids.device) < size[:, None]
+    chains = size.nonzero()[:, 0]
+    rows = MaskedRows(chains, positions[chains], positions[chains])
+    drawn = _drawn(ids, rows, uniforms, target, q, bool((size == 1).any()))
+    counts = torch.arange(positions.shape[1]) < size[:, None]
     # Padding repeats the last column, so it must repeat the token drawn for it as well.
-    drawn_at = torch.minimum(torch.arange(positions.shape[1], device=ids.device), size[:, None] - 1)
-    new_ids = ids.scatter(1, positions, drawn[..., 0].long().gather(1, drawn_at))
+    last = (size[:, None] - 1).clamp_min(0)
+    tokens = drawn[..., 0].long().gather(1, torch.arange(positions.shape[1]).minimum(last))
+    new_ids = torch.where(size[:, None] > 0, ids.scatter(1, positions, tokens), ids)
     log_forward, log_reverse = (drawn[..., i].masked_fill(~counts, 0.0).sum(1) for i in (1, 2))
-    known = torch.zeros_like(ids, dtype=torch.bool).scatter(1, positions[:, :1], (size == 1)[:, None])
-    terms = torch.zeros(ids.shape, dtype=drawn.dtype, device=ids.device).scatter(1, positions[:, :1], drawn[:, :1, 3])
+    known = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, positions[:, :1], (size == 1)[:, None])
+    terms = torch.zeros(ids.shape, dtype=torch.float64).scatter_(1, positions[:, :1], drawn[:, :1, 3])
     return Proposed(new_ids, log_forward, log_reverse, known, terms * known)
 
 
-def _drawer(current: Tensor, uniforms: Tensor, energy: str, q: ProposalDistribution) -> Reducer:
-    """Reducer to (n, P, 4): token drawn, its log probability, that of going back, and its energy term."""
-
-    def reduce(logits: Tensor, n: Tensor, ids: Tensor) -> Tensor:
-        reads = logits.shape[1]
-        flat, old = logits.flatten(0, 1), current[n].flatten()
-        log_probabilities = q.log_probabilities(flat, ids.repeat_interleave(reads, 0))
-        token, forward, back = q.draw(log_probabilities, old, uniforms[n].flatten())
-        term = token_energy(flat, token, energy).double()
-        return torch.stack([token.double(), forward, back, term], -1).unflatten(0, (len(n), reads))
-
-    return reduce
-
-
 def _fill_sequentially(
-    ids: Tensor,
-    chains: Tensor,
-    positions: Tensor,
-    size: Tensor,
-    uniforms: Tensor,
-    target: Target,
-    q: ProposalDistribution,
+    ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, q: ProposalDistribution
 ) -> Proposed:
-    everyone = torch.arange(len(ids), device=ids.device)
-    new_ids = ids.clone()
-    log_forward = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-    log_reverse = torch.zeros_like(log_forward)
-    known = torch.zeros_like(ids, dtype=torch.bool)
-    terms = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
+    new_ids = ids
+    log_forward = torch.zeros(len(ids), dtype=torch.float64)
+    log_reverse, last_term = torch.zeros_like(log_forward), torch.zeros_like(log_forward)
     differs_before = torch.zeros_like(positions, dtype=torch.bool)  # an earlier position of the block has changed
     for j in range(int(size.max())):
-        who = everyone[size > j]
-        here = positions[who, j]
-        rows = MaskedRows(torch.arange(len(who), device=ids.device), positions[who, j:], here[:, None])
-        current = ids[who, here]
-        drawer = _drawer(current[:, None], uniforms[who, j : j + 1], target.energy, q)
-        drawn = target.runner(target.sequences(new_ids[who], chains[who]), rows, drawer)[:, 0]
-        new_ids[who, here] = drawn[:, 0].long()
-        log_forward[who] += drawn[:, 1]
-        earlier = positions[who, :j]
-        differs_before[who, j] = (new_ids[who].gather(1, earlier) != ids[who].gather(1, earlier)).any(1)
+        counts, here = size > j, positions[:, j : j + 1]
+        chains = counts.nonzero()[:, 0]
+        rows = MaskedRows(chains, positions[chains, j:], here[chains])
+        drawn = _drawn(new_ids, rows, uniforms[:, j:], target, q, bool((size == j + 1).any()))
+        token, forward, back, term = drawn[:, 0].unbind(1)
+        new_ids = torch.where(counts[:, None], new_ids.scatter(1, here, token[:, None].long()), new_ids)
+        log_forward += forward
         # While the block's earlier tokens are the old ones, going back happens in the same context.
-        log_reverse[who] += torch.where(differs_before[who, j], 0.0, drawn[:, 2])
-        last = size[who] == j + 1
-        known[who[last], here[last]] = True
-        terms[who[last], here[last]] = drawn[last, 3]
-    log_reverse += _reverse_of_sequential(ids, new_ids, chains, positions, differs_before, target, q)
-    return Proposed(new_ids, log_forward, log_reverse, known, terms)
+        log_reverse += back.masked_fill(differs_before[:, j], 0.0)
+        last_term = torch.where(counts, term, last_term)
+        differs_before[:, j + 1 :] = (new_ids != ids).any(1, keepdim=True)
+    differs_before &= torch.arange(positions.shape[1]) < size[:, None]
+    log_reverse += _reverse_of_sequential(ids, new_ids, positions, differs_before, target, q)
+    last = positions.gather(1, (size[:, None] - 1).clamp_min(0))
+    known = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, last, (size > 0)[:, None])
+    return Proposed(new_ids, log_forward, log_reverse, known, known * last_term[:, None])
 
 
 def _reverse_of_sequential(
-    ids: Tensor,
-    new_ids: Tensor,
-    chains: Tensor,
-    positions: Tensor,
-    differs_before: Tensor,
-    target: Target,
-    q: ProposalDistribution,
+    ids: Tensor, new_ids: Tensor, positions: Tensor, differs_before: Tensor, target: Target, q: ProposalDistribution
 ) -> Tensor:
-    """(n,) log probability of the reverse moves whose context differs from the forward one: one row each."""
-    result = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+    """(C,) log probability of the reverse moves whose context differs from the forward one: one row each."""
+    result = torch.zeros(len(ids), dtype=torch.float64)
     source, j = differs_before.nonzero(as_tuple=True)
     if len(source) == 0:
         return result
-    columns = torch.arange(positions.shape[1], device=ids.device)
-    here = positions[source, j]
+    here = positions[source, j][:, None]
     # The positions from j on are masked; the earlier ones already hold the old tokens, as `ids` has them.
-    masked = torch.where(columns >= j[:, None], positions[source], here[:, None])
-    old, new = ids[source, here], new_ids[source, here]
+    masked = torch.where(torch.arange(positions.shape[1]) >= j[:, None], positions[source], here)
+    tokens = torch.stack([ids[source].gather(1, here), new_ids[source].gather(1, here)])[..., 0]
+    rows = MaskedRows(source, masked, here)
 
-    def reduce(logits: Tensor, n: Tensor, row_ids: Tensor) -> Tensor:
-        return q.log_back(q.log_probabilities(logits[:, 0], row_ids), old[n], new[n])
+    def reduce(logits: Tensor, n: Index) -> Tensor:
+        old, new = to_device(tokens[:, n], logits.device)
+        return q.log_back(q.log_probabilities(logits[:, 0], lambda: target.shown(ids, rows.some(n))), old, new)
 
-    back = target.runner(target.sequences(ids, chains), MaskedRows(source, masked, here[:, None]), reduce)
-    return result.index_add(0, source, back)
+    return result.index_add_(0, source, _possible(target.runner(target.sequences(ids), rows, reduce)))
+
+
+def _drawn(
+    ids: Tensor, rows: MaskedRows, uniforms: Tensor, target: Target, q: ProposalDistribution, with_terms: bool
+) -> Tensor:
+    """Draws of one row or none a chain, at what it reads: (C, P, 4), float64, 0 where there is none.
+
+    They are the token drawn, its log probability, that of going back to the one in `ids`, and if wanted its term.
+    """
+    columns = rows.read.shape[1]
+    given = ids[rows.source].gather(1, rows.read), uniforms[rows.source, :columns]
+
+    def reduce(logits: Tensor, n: Index) -> Tensor:
+        flat = logits.flatten(0, 1)
+        current, uniform = (to_device(part[n].flatten(), logits.device) for part in given)
+        log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)))
+        token, forward, back = q.draw(log_probabilities, current, uniform)
+        terms = token_energy(flat, token, target.energy) if with_terms else torch.zeros_like(forward)
+        return torch.stack([token, forward, back, terms], -1).unflatten(0, logits.shape[:2])
+
+    found = _possible(target.runner(target.sequences(ids), rows, reduce))
+    return torch.zeros(len(ids), columns, 4, dtype=torch.float64).index_copy_(0, rows.source, found)
+
+
+def _possible(found: Tensor) -> Tensor:
+    """What was found. Raises `ValueError` for NaN, which only logits processors can make of sound logits."""
+    if bool(found.isnan().any()):
+        raise ValueError("logits_processor: it left no token that may be proposed at some position")
+    return found
 
 
 class Fill(NamedTuple):
     """A way to draw the positions of a block.
 
     Attributes:
-        propose: `(ids, chains, positions, size, uniforms, target, q) -> Proposed`, as `BlockProposal` is called.
+        propose: `(ids, positions, size, uniforms, target, q) -> Proposed`, as `BlockProposal` is called.
         about: what it does, for help texts.
+        masks_single_sites: whether it reads rows with one position masked of larger blocks, too.
     """
 
     propose: Callable[..., Proposed]
     about: str
+    masks_single_sites: bool = False
 
 
 # Every fill there is, the default first. An entry is all that a new one needs.
 FILLS: dict[str, Fill] = {
     "parallel": Fill(_fill_in_parallel, "draws a block from one row"),
-    "sequential": Fill(_fill_sequentially, "draws one position at a time, given those already drawn"),
+    "sequential": Fill(_fill_sequentially, "draws one position at a time, given those already drawn", True),
 }
 
 __getattr__ = renamed_attributes(__name__, {"Warp": "ProposalDistribution"})

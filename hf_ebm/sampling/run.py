@@ -22,9 +22,9 @@ class Tally(NamedTuple):
     proposed: Tensor
 
     @classmethod
-    def zeros(cls, chains: int, device: torch.device) -> Tally:
+    def zeros(cls, chains: int) -> Tally:
         """Of an epoch that has not begun."""
-        return cls(*(torch.zeros(chains, dtype=torch.float64, device=device) for _ in cls._fields))
+        return cls(*(torch.zeros(chains, dtype=torch.float64) for _ in cls._fields))
 
 
 class Trace(NamedTuple):
@@ -58,7 +58,7 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainRun:
-    """Everything a run has computed so far; its arrays are on the CPU but for state and tally.
+    """Everything a run has computed so far, on the CPU but for `context`, which is where the model is.
 
     Attributes:
         state: current state of all chains.
@@ -96,8 +96,8 @@ class ChainRun:
         chains, length = state.ids.shape
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
-        where = (target.start, target.stop, target.free.cpu(), target.context)
-        tally = Tally.zeros(chains, state.ids.device)
+        where = (target.start, target.stop, target.free, target.context)
+        tally = Tally.zeros(chains)
         return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, run_config, *where)
 
     @property
@@ -112,10 +112,8 @@ class ChainRun:
         return not bool(self.state.extra_energy.isnan().any())
 
     def to(self, device: torch.device) -> Self:
-        """The run on a device."""
-        context = self.context and self.context.to(device)
-        state = ChainState(*(values.to(device) for values in self.state))
-        return replace(self, state=state, tally=Tally(*(values.to(device) for values in self.tally)), context=context)
+        """The run of a model on a device."""
+        return replace(self, context=self.context and self.context.to(device))
 
     def with_room(self, epochs: int, samples: int) -> Self:
         """The run with room for so many epochs and kept samples in all."""

@@ -106,7 +106,7 @@ def started(
 ) -> Run:
     """A run whose chains are where they start: what they cannot hold is filled, and energies are evaluated."""
     ids = run.state.ids
-    masked = target.free & ~target.support[ids]
+    masked = target.free & ~target.support.cpu()[ids]
     if bool(masked.any()):
         ids = ids.masked_fill(masked, target.runner.mask_id)
         generators = [chain_generator(config.seed, *key, WARM_START) for key in keys]
@@ -116,15 +116,15 @@ def started(
 
 
 def decoded(run: Run, decoder: str, iterations: int, target: Target) -> tuple[Run, Tensor]:
-    """A run that holds what a decoder makes of all free positions, and its mean log probabilities (C,) on the CPU."""
+    """A run that holds what a decoder makes of all free positions, and its mean log probabilities (C,)."""
     ids = run.state.ids.masked_fill(target.free, target.runner.mask_id)
     ids, mean_log_probabilities = DECODERS[decoder].decode(ids, target.free, iterations, target)
     state = target.state(ids)
     run = run.with_room(1, 1)
-    run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy.cpu()
-    run.samples[:, 0] = ids.cpu()
+    run.trace.energy[:, 0] = run.sample_energies[:, 0] = state.energy
+    run.samples[:, 0] = ids
     run = replace(run, state=state, epoch=1, kept=1, num_masked_rows=target.runner.num_rows)
-    return run, mean_log_probabilities.cpu()
+    return run, mean_log_probabilities
 
 
 def run_epoch(
@@ -167,7 +167,7 @@ def run_epoch(
         run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows)
         if not is_last:
             yield run
-    yield _with_epoch(run, config, target.free.sum(1).cpu().clamp(max=size), temperature)
+    yield _with_epoch(run, config, target.free.sum(1).clamp(max=size), temperature)
 
 
 def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:
@@ -181,18 +181,18 @@ def _with_epoch(run: Run, config: ResolvedChainConfig, sizes: Tensor, temperatur
     rates = tally.accepted / tally.proposed, tally.novel / tally.proposed
     # Written where `run` has room but no epoch yet, so an interruption leaves it as it was.
     for values, value in zip(run.trace, (state.energy, *rates, tally.tokens_changed, sizes, temperature), strict=True):
-        values[:, run.epoch] = torch.as_tensor(value, dtype=torch.float64).cpu()
+        values[:, run.epoch] = torch.as_tensor(value, dtype=torch.float64)
     kept = kept_samples(run.epoch + 1, config.burn_in, config.thinning)
     if kept > run.kept:
-        run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids.cpu(), state.energy.cpu()
-    return replace(run, epoch=run.epoch + 1, step=0, tally=Tally.zeros(len(sizes), state.ids.device), kept=kept)
+        run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids, state.energy
+    return replace(run, epoch=run.epoch + 1, step=0, tally=Tally.zeros(len(sizes)), kept=kept)
 
 
 def epoch_steps(
     free: Tensor, keys: list[ChainKey], config: ResolvedChainConfig, size: int, epoch: int
 ) -> list[StepBlock]:
     """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
-    columns = free.cpu().numpy()
+    columns = free.numpy()
     counts = columns.sum(1)
     draws = uniforms_of(config.seed, np.array([(*key, EPOCH, epoch) for key in keys]), 5 * int(counts.max()) + 1)
     # Five numbers for each free position of a chain, kind by kind, and one more for the chain.
@@ -207,7 +207,7 @@ def epoch_steps(
     fill = np.where(counted, table[2][blocks.visit], 0.0)
     step = np.minimum(np.arange(len(fill))[:, None], counts - 1) + counts.cumsum() - counts
     accept = np.where(blocks.size[..., None] > 0, table[3:].T[step], 0.0)
-    parts = (torch.from_numpy(part).to(free.device) for part in (blocks.positions, blocks.size, fill, accept))
+    parts = (torch.from_numpy(part) for part in (blocks.positions, blocks.size, fill, accept))
     return [StepBlock(*own) for own in zip(*parts, strict=True)]
 
 

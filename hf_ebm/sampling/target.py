@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_ebm.checks import as_callable, name_of, number, row_numbers, shown
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import energy_terms
-from hf_ebm.scoring.rows import Context, Runner, Sequences
+from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
 EnergyFunction = Callable[[Tensor], Tensor]
@@ -58,7 +58,7 @@ def _has_two(given: object) -> TypeGuard[tuple | list]:
 
 
 class ChainState(NamedTuple):
-    """State of C chains.
+    """State of C chains, on the CPU as everything about chains but what the model reads beside their tokens.
 
     Attributes:
         ids: (C, T) token ids.
@@ -85,9 +85,9 @@ class Target:
         energy: `"raw"` or `"local"`.
         free: (C, T) bool, the free positions.
         start, stop: (C,) bounds of each sequence, on the CPU.
-        support: (V,) bool, the tokens a free position may hold.
-        context: what the model reads of each chain beside its tokens.
-        extra: further energies. A hard constraint returns infinity where it is violated.
+        support: (V,) bool, the tokens a free position may hold, where the model is.
+        context: what the model reads of each chain beside its tokens, where the model is.
+        extra: further energies, of ids where the model is. A hard constraint returns infinity where it is violated.
     """
 
     runner: Runner
@@ -99,34 +99,39 @@ class Target:
     context: Context | None = None
     extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
 
-    def sequences(self, ids: Tensor, chains: Tensor) -> Sequences:
-        """`ids` (N, T) as sequences, `ids[n]` being a state of chain `chains[n]`."""
-        on_cpu = chains.cpu()
-        context = self.context and self.context.rows(chains, on_cpu)
-        return Sequences(ids, self.start[on_cpu], self.stop[on_cpu], context, chains)
+    def sequences(self, ids: Tensor) -> Sequences:
+        """States `ids` (C, T) of the chains as sequences."""
+        return Sequences(ids, self.start, self.stop, self.context)
 
-    def terms(self, ids: Tensor, chains: Tensor, wanted: Tensor) -> Tensor:
-        """Energy terms (N, T) of `ids` at `wanted` (N, T), 0 elsewhere, float64. One masked row per term."""
+    def terms(self, ids: Tensor, wanted: Tensor) -> Tensor:
+        """Energy terms (C, T) of `ids` at `wanted` (C, T), 0 elsewhere, float64. One masked row per term."""
         source, position = wanted.nonzero(as_tuple=True)
-        result = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
+        result = torch.zeros(ids.shape, dtype=torch.float64)
         if len(source):
-            terms = energy_terms(self.runner, self.sequences(ids, chains), source, position, self.energy)
-            result = result.index_put((source, position), terms.double())
+            terms = energy_terms(self.runner, self.sequences(ids), source, position, self.energy)
+            result[source, position] = terms.double()
         return result
 
-    def extra_energy(self, ids: Tensor) -> Tensor:
-        """(N,) weighted sum of the extra energies, float64; those of weight 0 are left out.
+    def extra_energy(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """(C,) weighted sum of the extra energies of `ids` (C, T), float64; those of weight 0 are left out.
+
+        Args:
+            wanted: (C,) bool, the chains they are evaluated of, by default all; 0 of the others.
 
         Raises:
             ValueError: naming the entry, for anything but a number for each row, NaN, minus infinity, and a finite
                 number that its weight makes infinite.
         """
-        total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+        total = torch.zeros(len(ids), dtype=torch.float64)
+        which = torch.ones_like(total, dtype=torch.bool) if wanted is None else wanted
+        if not any(weight for weight, _ in self.extra) or not bool(which.any()):
+            return total
+        asked = ids[which]
         for index, (weight, function) in enumerate(self.extra):
             if not weight:
                 continue
             place = f"extra_energies: entry {index} ({name_of(function)})"
-            value = row_numbers(place, function(ids.clone()), len(ids), ids.device)
+            value = row_numbers(place, function(self.copied(asked)), len(asked), ids.device)
             term = weight * value
             wrong = term.isnan() | (term == -torch.inf) | (term.isinf() & value.isfinite())
             if bool(wrong.any()):
@@ -134,18 +139,25 @@ class Target:
                     f"{place} returned {float(value[wrong][0])}, which times its weight {weight} must be no NaN, no "
                     "minus infinity, and infinite only if it is"
                 )
-            total = total + term
+            total[which] += term
         return total
+
+    def copied(self, ids: Tensor) -> Tensor:
+        """What functions of the user get of `ids`: a copy where the model is."""
+        return ids.to(self.support.device, copy=True)
+
+    def shown(self, ids: Tensor, rows: MaskedRows) -> Tensor:
+        """What the model is shown of rows of one length (n, L) of states `ids` (C, T)."""
+        return rows.shown(self.sequences(ids), rows.source, self.runner.mask_id)
 
     def unknown_state(self, ids: Tensor) -> ChainState:
         """A state at `ids` (C, T) whose energies are not evaluated yet (NaN)."""
-        terms = torch.full(ids.shape, torch.nan, dtype=torch.float64, device=ids.device)
-        return ChainState(ids, terms, torch.full((len(ids),), torch.nan, dtype=torch.float64, device=ids.device))
+        terms = torch.full(ids.shape, torch.nan, dtype=torch.float64)
+        return ChainState(ids, terms, torch.full((len(ids),), torch.nan, dtype=torch.float64))
 
     def state(self, ids: Tensor) -> ChainState:
         """The state of all chains at `ids` (C, T), every term evaluated."""
-        chains = torch.arange(len(ids), device=ids.device)
-        return ChainState(ids, self.terms(ids, chains, self.free), self.extra_energy(ids))
+        return ChainState(ids, self.terms(ids, self.free), self.extra_energy(ids))
 
 
 def __getattr__(name: str) -> Any:

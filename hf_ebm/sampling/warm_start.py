@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.target import Target
-from hf_ebm.scoring.rows import MaskedRows
+from hf_ebm.scoring.rows import Index, MaskedRows
 
 # Iterations of mask-predict as a warm start; the same for every chain, whichever run beside it.
 _ITERATIONS = 10
@@ -26,19 +26,16 @@ def sample_masks(
     """
     orders, uniforms = [], []
     for chain, generator in enumerate(generators):
-        positions = masked[chain].nonzero()[:, 0].cpu().numpy()
+        positions = masked[chain].nonzero()[:, 0].numpy()
         draws = generator.random((2, len(positions)))
         orders.append(positions[np.argsort(draws[0], kind="stable")])
         uniforms.append(draws[1])
     for step in range(max(map(len, orders))):
-        active = [chain for chain, order in enumerate(orders) if len(order) > step]
-        chains = torch.tensor(active, device=ids.device)
-        position = torch.tensor([orders[c][step] for c in active], device=ids.device)[:, None]
-        uniform = torch.tensor([uniforms[c][step] for c in active], dtype=torch.float64, device=ids.device)[:, None]
-        size = torch.ones_like(chains)
+        size = torch.tensor([int(len(order) > step) for order in orders])
+        position = torch.tensor([order[step] if len(order) > step else 0 for order in orders])[:, None]
+        uniform = torch.tensor([own[step] if len(own) > step else 0.0 for own in uniforms], dtype=torch.float64)
         # The positions still to be filled hold the mask token in `ids` itself.
-        drawn = proposal(ids[chains], chains, position, size, uniform, target)
-        ids = ids.index_put((chains,), drawn.ids)
+        ids = proposal(ids, position, size, uniform[:, None], target).ids
     return ids
 
 
@@ -76,14 +73,13 @@ def _most_probable(ids: Tensor, again: Tensor, chains: Tensor, target: Target) -
     order = torch.sort((~wanted).long(), dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
     positions = torch.where(wanted.gather(1, order), order, order[:, :1])  # shorter rows repeat their first position
 
-    def reduce(logits: Tensor, n: Tensor, row_ids: Tensor) -> Tensor:
-        best = logits.masked_fill(~target.support, -torch.inf).log_softmax(-1).max(-1)
+    def reduce(logits: Tensor, n: Index) -> Tensor:
+        best = logits.masked_fill(~target.support.to(logits.device), -torch.inf).log_softmax(-1).max(-1)
         return torch.stack([best.indices.double(), best.values.double()], -1)
 
-    everyone = torch.arange(len(chains), device=ids.device)
-    found = target.runner(target.sequences(ids[chains], chains), MaskedRows(everyone, positions, positions), reduce)
+    found = target.runner(target.sequences(ids), MaskedRows(chains, positions, positions), reduce)
     # Repeats must agree with what they repeat: rounding could differ between two reads of one position.
-    source = torch.where(wanted.gather(1, order), torch.arange(order.shape[1], device=ids.device), 0)
+    source = torch.where(wanted.gather(1, order), torch.arange(order.shape[1]), 0)
     return positions, found[..., 0].gather(1, source).long(), found[..., 1].gather(1, source)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_ebm.scoring.energies import energy_terms, token_energy, token_scores
 from hf_ebm.scoring.masked_batches import MaskedBatchRunner
-from hf_ebm.scoring.rows import MaskedRows, Sequences
+from hf_ebm.scoring.rows import Index, MaskedRows, Sequences
 
 # Masked rows of `conditional_log_probs` that are laid out at a time: their ids and numbers take some 50 MB.
 _ROWS_AT_ONCE = 2**18
@@ -63,7 +63,7 @@ def scores_in_contexts(
         position = torch.full((len(ids), 1), len(before) + t, device=tokens.device)
         masked = MaskedRows(rows, position, position)
         found.append(
-            runner(Sequences(ids, *ends), masked, lambda logits, n, ids: token_scores(logits[:, 0], tokens, energy))
+            runner(Sequences(ids, *ends), masked, lambda logits, n: token_scores(logits[:, 0], tokens, energy))
         )
     return found
 
@@ -83,7 +83,7 @@ def conditional_log_probs(
     """
     source, position = scored.nonzero(as_tuple=True)
     here = MaskedRows(source, position[:, None], position[:, None])
-    own = runner(sequences, here, lambda logits, n, ids: token_scores(logits[:, 0], tokens, energy))
+    own = runner(sequences, here, lambda logits, n: token_scores(logits[:, 0], tokens, energy))
     most = max(1, _ROWS_AT_ONCE // (len(tokens) * int(scored.sum(1).max())))
     energies = [
         _energies_of_variants(runner, sequences, scored, part, tokens, energy)
@@ -132,7 +132,7 @@ def _sums_of_whole_rows(runner: MaskedBatchRunner, sequences: Sequences, scored:
     source = torch.arange(len(scored), device=scored.device)
     rows = MaskedRows(source, source.new_empty(len(source), 0), torch.where(kept, read, read[:, :1]))
 
-    def total(logits: Tensor, numbers: Tensor, ids: Tensor) -> Tensor:
+    def total(logits: Tensor, numbers: Index) -> Tensor:
         terms = token_energy(logits, tokens[numbers], energy)
         return terms.masked_fill(~kept[numbers], 0).sum(1)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ebm.scoring.rows import MaskedRows, Runner, Sequences
+from hf_ebm.scoring.rows import Index, MaskedRows, Runner, Sequences, to_device
 
 
 class Energy(NamedTuple):
@@ -92,7 +92,11 @@ def energy_terms(runner: Runner, sequences: Sequences, source: Tensor, position:
     """Energy term of the token at `position[n]` of sequence `source[n]`, that position alone masked: (N,)."""
     tokens = sequences.ids[source, position]
     rows = MaskedRows(source, position[:, None], position[:, None])
-    return runner(sequences, rows, lambda logits, n, ids: token_energy(logits[:, 0], tokens[n], energy))
+
+    def term(logits: Tensor, n: Index) -> Tensor:
+        return token_energy(logits[:, 0], to_device(tokens[n], logits.device), energy)
+
+    return runner(sequences, rows, term)
 
 
 def token_energies(runner: Runner, sequences: Sequences, scored: Tensor, energy: str) -> Tensor:

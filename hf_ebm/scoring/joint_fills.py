@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.scoring.energies import ENERGIES, energy_terms, token_scores
-from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
+from hf_ebm.scoring.rows import Context, Index, MaskedRows, Runner, Sequences
 
 # Energies that are held at once: a quarter of a GiB of float32.
 TABLE_ENTRIES = 2**26
@@ -177,7 +177,7 @@ def _add_terms(runner: Runner, space: FillSpace, number: int, piece: int, energy
         rows = torch.arange(len(fill), device=table.device)
         position = slot.positions[piece].expand(len(fill), 1)
 
-        def add(logits: Tensor, n: Tensor, ids: Tensor) -> Tensor:
+        def add(logits: Tensor, n: Index) -> Tensor:
             group, here, there = rest[n], left[n], right[n]  # noqa: B023
             if one_group:
                 terms = -token_scores(logits[:, 0], rests.tokens[0], energy).to(table.dtype)
@@ -194,7 +194,7 @@ def _add_terms(runner: Runner, space: FillSpace, number: int, piece: int, energy
                     view[at] += terms
                 else:
                     view.index_put_(at, terms, accumulate=True)
-            return logits.new_zeros(len(n))
+            return logits.new_zeros(len(logits))
 
         ids = space.filled(_choices(fill, sizes))
         runner(space.sequences(ids), MaskedRows(rows, position, position), add)
@@ -217,7 +217,7 @@ def parallel_log_probs(runner: Runner, space: FillSpace, ids: Tensor, number: in
     slot, rows = space.slots[number], torch.arange(len(ids), device=ids.device)
     hidden = torch.cat([space.slots[other].positions for other in masked]).expand(len(ids), -1)
 
-    def product(logits: Tensor, n: Tensor, shown: Tensor) -> Tensor:
+    def product(logits: Tensor, n: Index) -> Tensor:
         pieces = logits.double().log_softmax(-1).unbind(1)
         parts = (own[:, tokens] for own, tokens in zip(pieces, slot.candidates.unbind(1), strict=True))
         return sum(parts, start=logits.new_zeros((), dtype=torch.float64))
@@ -253,7 +253,7 @@ def slot_log_probs(runner: Runner, space: FillSpace, ids: Tensor, number: int, m
             total[:, members] += runner(
                 space.sequences(part),
                 rows,
-                lambda logits, n, shown: token_scores(logits[:, 0].double(), tokens, "local"),  # noqa: B023
+                lambda logits, n: token_scores(logits[:, 0].double(), tokens, "local"),  # noqa: B023
             )
     return total.log_softmax(-1)
 

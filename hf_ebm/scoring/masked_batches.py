@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_ebm.checks import as_whole
 from hf_ebm.runtime import BYTES_PER_LOGIT
 from hf_ebm.scoring.passes import Pass
-from hf_ebm.scoring.rows import BadLogitsError, MaskedRows, Reducer, Sequences, in_order
+from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, to_device
 
 logger = logging.get_logger(__name__)
 
@@ -39,19 +39,19 @@ class _Batch(NamedTuple):
     """Rows of one length that pass through the encoder together.
 
     Attributes:
-        numbers: (n,) which of the rows of the call they are.
+        numbers: which of the rows of the pool they are.
         rows: these rows.
         source: (n,) `rows.source` on the CPU.
         shown: (n, L) what the model is shown.
     """
 
-    numbers: Tensor
+    numbers: Index
     rows: MaskedRows
     source: Tensor
     shown: Tensor
 
 
-class MaskedBatchRunner:
+class MaskedBatchRunner(Runner):
     """Runs pools of masked rows through a model: a `Runner`.
 
     Args:
@@ -63,6 +63,7 @@ class MaskedBatchRunner:
             lowers it.
         prepare: turns a batch's ids and the encoder states of its context into model inputs `(ids, inputs)`, for
             encoder-decoder models.
+        device: where the model takes its inputs; by default where the sequences are.
     """
 
     def __init__(
@@ -72,20 +73,22 @@ class MaskedBatchRunner:
         vocab_size: int,
         token_budget: int | None = None,
         prepare: Callable[[Tensor, Tensor | None], tuple[Tensor, dict]] | None = None,
+        device: torch.device | None = None,
     ):
         self.position_logits = position_logits
         self.mask_token_id = mask_token_id
         self.vocab_size = vocab_size
         self.prepare = prepare or (lambda ids, states: (ids, {}))
+        self.device = device
         given = None if token_budget is None else as_whole("token_budget", token_budget, 1)
         self._budgets = {} if given is None else dict.fromkeys((False, True), given)  # without and with gradient
         self.num_rows = 0
         self.dtype: torch.dtype | None = None
 
-    def from_zero(self, mask_token_id: int | None) -> Self:
+    def from_zero(self, mask_token_id: int | None, device: torch.device | None = None) -> Self:
         """A runner that counts anew and shares what this one has found out of the model and of memory."""
         own = copy.copy(self)
-        own.num_rows, own.mask_token_id = 0, mask_token_id
+        own.num_rows, own.mask_token_id, own.device = 0, mask_token_id, device
         return own
 
     @property
@@ -94,7 +97,7 @@ class MaskedBatchRunner:
             raise ValueError("mask_token_id is not set, so nothing can be masked")
         return self.mask_token_id
 
-    def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[Tensor]]:
         """See `Runner`.
 
         Where gradients are wanted and the budget doesn't hold all rows at once, what it does hold is run again on the
@@ -104,10 +107,10 @@ class MaskedBatchRunner:
             raise ValueError("rows: there is nothing to run")
         results: list[Tensor] = []
         order: list[Tensor] = []
-        source = rows.source.cpu()  # once: every copy makes a GPU wait
+        source, device = rows.source.cpu(), self.device or sequences.ids.device
         waiting = sequences.of_one_length(source)
         while waiting:
-            budget = self.token_budget(sequences.ids.device)
+            budget = self.token_budget(device)
             passes, rest = self._next_passes(budget, sequences, rows, source, waiting)
             try:
                 if torch.is_grad_enabled() and (order or rest):
@@ -125,9 +128,9 @@ class MaskedBatchRunner:
             lower = max(1, min(budget, self._cost(sequences, rows, source, passes)) // 2)
             self._budgets.update(dict.fromkeys((False, True), lower))
             logger.warning(f"Out of memory: going on with a token budget of {lower}.")
-            if sequences.ids.is_cuda:
+            if device.type == "cuda":
                 torch.cuda.empty_cache()
-        return in_order(results, order)
+        return results, order
 
     def token_budget(self, device: torch.device) -> int:
         """Tokens per forward pass on a device, as long as memory isn't short; fewer where gradients are enabled."""
@@ -179,11 +182,15 @@ class MaskedBatchRunner:
             found = [self.position_logits(ids, positions, **given) for ids, positions, given in inputs]
         else:
             found = together(inputs)
-        logits = [self._checked(sequences, batch, own) for batch, own in zip(batches, found, strict=True)]
-        return [reduce(own, batch.numbers, batch.shown) for own, batch in zip(logits, batches, strict=True)]
+        self.num_rows += sum(len(batch.shown) for batch in batches)
+        self.dtype = found[0].dtype
+        logits = [self._for_reducers(own, sequences) for own in found]
+        return [reduce(own, batch.numbers) for own, batch in zip(logits, batches, strict=True)]
 
     def _batch(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor) -> _Batch:
-        on_device = numbers.to(sequences.ids.device)
+        if len(numbers) == len(rows.source):  # numbers of one length ascend
+            return _Batch(slice(None), rows, source, rows.shown(sequences, source, self.mask_id))
+        on_device = to_device(numbers, sequences.ids.device)
         some = rows.some(on_device)
         return _Batch(on_device, some, source, some.shown(sequences, source, self.mask_id))
 
@@ -195,34 +202,33 @@ class MaskedBatchRunner:
             given |= own.by_sequence
             if own.states is not None and own.lengths is not None:
                 states = own.states[:, : int(own.lengths[0])]
-        ids, inputs = self.prepare(batch.shown, states)
-        positions = batch.rows.read - sequences.start[batch.source].to(ids.device)[:, None]
+        device, columns = self.device or batch.shown.device, sequences.columns_shown(batch.source, batch.rows.read)
+        shown, positions = to_device(batch.shown, device), to_device(columns, device)
+        ids, inputs = self.prepare(shown, states)
         return Pass(ids, positions, given | inputs)
 
-    def _checked(self, sequences: Sequences, batch: _Batch, logits: Tensor) -> Tensor:
-        """Logits of a batch in float32 or float64, found to be finite."""
-        logits = logits.to(batch.shown.device)
-        self.dtype = logits.dtype
+    def _for_reducers(self, logits: Tensor, sequences: Sequences) -> Tensor:
+        """Logits in float32 or float64 on the model's device; for chains, which draw in float64, where there is any."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
-        source, numbers = batch.rows.source, sequences.numbers
-        _check_finite(logits.detach(), source if numbers is None else numbers[source], batch.rows.read)
-        self.num_rows += len(batch.shown)
-        return logits
+        device = self.device or sequences.ids.device
+        return logits.to(device if device == sequences.ids.device else where_float64_is(device))
 
 
 def _length(sequences: Sequences, source: Tensor, numbers: Tensor) -> int:
     """Of rows `numbers` of one length, `source` being that of all rows, on the CPU."""
-    first = source[numbers[0]]
-    return int(sequences.stop[first] - sequences.start[first])
+    first = source.numpy()[numbers.numpy()[0]]
+    return int(sequences.stop.numpy()[first] - sequences.start.numpy()[first])
 
 
-def _check_finite(logits: Tensor, numbers: Tensor, read: Tensor) -> None:
-    low, high = torch.aminmax(logits, dim=-1)
-    bad = ~(torch.isfinite(low) & torch.isfinite(high))
-    if bool(bad.any()):
-        row, place = bad.nonzero()[0].tolist()
-        raise BadLogitsError(int(numbers[row]), int(read[row, place]))
+def where_float64_is(device: torch.device) -> torch.device:
+    """The device itself, or the CPU if it has no float64.
+
+    Example:
+        >>> where_float64_is(torch.device("mps")), where_float64_is(torch.device("cuda"))
+        (device(type='cpu'), device(type='cuda'))
+    """
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def default_token_budget(device: torch.device, gradient: bool = False) -> int:

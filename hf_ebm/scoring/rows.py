@@ -2,22 +2,35 @@
 
 A row is one copy of one sequence with some positions masked and some positions read. Rows of all sequences form one
 pool, which a runner runs: a model's (`masked_batches`), or one that knows some of the logits (`logits_cache`).
+
+Sequences and rows lie on the model's device, where gradients are wanted, or on the host, as those of chains do. Results
+come back to where the sequences are. To the host that is one copy for each pool, and the only time it waits.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hf_ebm.renamed import warn_of_rename
 
-# `(logits (n, P, V), row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`, see `Runner.__call__`.
-Reducer = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Numbers of rows (n,), or a slice of all.
+Index = Tensor | slice
+# `(logits (n, P, V), which rows) -> tensor (n, …)`, see `Runner.__call__`.
+Reducer = Callable[[Tensor, Index], Tensor]
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device, without waiting for what it is doing."""
+    return values.to(device, non_blocking=values.device.type == "cpu")
 
 
 class Sequences(NamedTuple):
@@ -27,15 +40,18 @@ class Sequences(NamedTuple):
         ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
         start, stop: (B,) bounds of each sequence, on the CPU.
         context: what the model reads beside the tokens, or `None`.
-        numbers: (B,) what tells the sequences apart over several pools, and what errors call them; by default a
-            sequence's row, in this pool alone.
     """
 
     ids: Tensor
     start: Tensor
     stop: Tensor
     context: Context | None = None
-    numbers: Tensor | None = None
+
+    @property
+    def common_start(self) -> int | None:
+        """Where all sequences start, or `None` where some start elsewhere."""
+        start = self.start.numpy()
+        return int(start[0]) if (start == start[0]).all() else None
 
     def attended(self, source: Tensor, values: Tensor) -> Tensor:
         """The columns that the model is shown (n, L, …) of `values` (n, T, …).
@@ -43,12 +59,20 @@ class Sequences(NamedTuple):
         Args:
             source: (n,) which sequences the values are of, all of one length, on the CPU.
         """
-        start = self.start[source]
-        length = int(self.stop[source[0]] - start[0])
-        if bool((start == start[0]).all()):
-            return values[:, int(start[0]) : int(start[0]) + length]
-        columns = start.to(values.device)[:, None] + torch.arange(length, device=values.device)
-        return values[torch.arange(len(values), device=values.device)[:, None], columns]
+        first, start = source.numpy()[0], self.common_start
+        length = int(self.stop.numpy()[first] - self.start.numpy()[first])
+        if start is not None:
+            return values[:, start : start + length]
+        shift = to_device(self.start[source], values.device)[:, None]
+        index = shift + torch.arange(length, device=values.device)
+        return values[torch.arange(len(values), device=values.device)[:, None], index]
+
+    def columns_shown(self, source: Tensor, columns: Tensor) -> Tensor:
+        """Columns (n, P) of sequences `source`, as `attended` shows them."""
+        start = self.common_start
+        if start is not None:
+            return columns - start if start else columns
+        return columns - to_device(self.start[source], columns.device)[:, None]
 
     def of_one_length(self, source: Tensor) -> list[Tensor]:
         """Row numbers grouped so that the rows of a group have one length, and contexts of one length.
@@ -56,15 +80,13 @@ class Sequences(NamedTuple):
         Args:
             source: (N,) the sequence of each row, as the numbers on the CPU.
         """
-        length = (self.stop - self.start)[source]
+        lengths = (self.stop - self.start).numpy()[:, None]
         if self.context is not None and self.context.lengths is not None:
-            length = torch.stack([length, self.context.lengths[source]], 1)
-        else:
-            length = length[:, None]
-        if bool((length == length[0]).all()):
+            lengths = np.concatenate([lengths, self.context.lengths.numpy()[:, None]], 1)
+        if (lengths == lengths[0]).all():
             return [torch.arange(len(source))]
         by_length: dict[tuple, list[int]] = defaultdict(list)
-        for number, key in enumerate(map(tuple, length.tolist())):
+        for number, key in enumerate(map(tuple, lengths[source.numpy()].tolist())):
             by_length[key].append(number)
         return [torch.tensor(by_length[key]) for key in sorted(by_length)]
 
@@ -94,7 +116,7 @@ class Context(NamedTuple):
 
     def rows(self, which: Tensor, on_cpu: Tensor) -> Context:
         """That of the sequences `which` (n,), given on the device and on the CPU."""
-        own = self._each(lambda value: value[which])
+        own = self._each(lambda value: value[to_device(which, value.device)])
         return own._replace(lengths=None if self.lengths is None else self.lengths[on_cpu])
 
     def expanded(self, count: int) -> Context:
@@ -126,7 +148,7 @@ class MaskedRows(NamedTuple):
     masked: Tensor
     read: Tensor
 
-    def some(self, numbers: Tensor) -> MaskedRows:
+    def some(self, numbers: Index) -> MaskedRows:
         """Those of some numbers."""
         return MaskedRows(*(part[numbers] for part in self))
 
@@ -138,43 +160,68 @@ class MaskedRows(NamedTuple):
         return sequences.attended(source, ids)
 
 
-class Runner(Protocol):
-    """What runs pools of masked rows."""
+class Runner(ABC):
+    """What runs pools of masked rows.
+
+    Attributes:
+        num_rows: how many masked rows have been run through the model so far.
+        mask_id: the mask token's id. Raises `ValueError` where there is none.
+        dtype: of the logits as the model returned them last.
+    """
+
+    num_rows: int
+    dtype: torch.dtype | None
 
     @property
-    def num_rows(self) -> int:
-        """How many masked rows have been run through the model so far."""
+    @abstractmethod
+    def mask_id(self) -> int: ...
 
-    @property
-    def mask_id(self) -> int:
-        """The mask token's id. Raises `ValueError` where there is none."""
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Of the logits as the model returned them last."""
+    @abstractmethod
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[Tensor]]:
+        """Results of some rows each, where the logits are, and the numbers of these rows, on the CPU."""
 
     def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
-        """Runs every row and returns `reduce`'s results in the order of the rows.
+        """Runs every row and returns `reduce`'s results in the order of the rows, where the sequences are.
 
         Args:
-            reduce: `(logits (n, P, V) in float32 or float64, row numbers (n,), ids (n, L) as masked) -> tensor (n, …)`.
-                Called for some rows at a time, so that logits of all are never held at once.
+            reduce: `(logits (n, P, V) in float32 or float64, which rows) -> tensor (n, …)`, where the logits are; which
+                rows is an index, where the sequences are. Called for some rows at a time, so that logits of all are
+                never held at once.
 
         Raises:
             BadLogitsError: for logits that are NaN or infinite, naming the sequence and the position.
         """
+        shape: tuple[int, ...] = ()
+
+        def with_extremes(logits: Tensor, n: Index) -> Tensor:
+            nonlocal shape
+            found = reduce(logits, n)
+            shape = found.shape[1:]
+            return torch.cat([found.reshape(len(found), -1), *torch.aminmax(logits.detach(), dim=-1)], 1)
+
+        found = in_order(*self.parts(sequences, rows, with_extremes), sequences.ids.device)
+        results, extremes = found.tensor_split([found.shape[1] - 2 * rows.read.shape[1]], 1)
+        if not math.isfinite(float(extremes.sum())):
+            bad = (~extremes.unflatten(1, (2, -1)).isfinite().all(1)).nonzero()
+            if len(bad):
+                row, place = bad[0].tolist()
+                raise BadLogitsError(int(rows.source[row]), int(rows.read[row, place]))
+        return results.reshape(-1, *shape)
 
 
-def in_order(results: list[Tensor], numbers: list[Tensor]) -> Tensor:
-    """Results of some rows each as one tensor in the order of the rows' numbers, which are 0 to N - 1.
+def in_order(results: list[Tensor], numbers: list[Tensor], device: torch.device) -> Tensor:
+    """Results of some rows each as one tensor on a device, in the order of the rows' numbers, which are 0 to N - 1.
 
     Example:
-        >>> in_order([torch.tensor([5.0, 7.0]), torch.tensor([6.0])], [torch.tensor([0, 2]), torch.tensor([1])])
+        >>> parts = [torch.tensor([5.0, 7.0]), torch.tensor([6.0])]
+        >>> in_order(parts, [torch.tensor([0, 2]), torch.tensor([1])], torch.device("cpu"))
         tensor([5., 6., 7.])
     """
-    if len(results) == 1 and bool((numbers[0][1:] > numbers[0][:-1]).all()):
-        return results[0]
-    return torch.cat(results)[torch.cat(numbers).argsort().to(results[0].device)]
+    order = np.concatenate([own.numpy() for own in numbers])
+    found = (results[0] if len(results) == 1 else torch.cat(results)).to(device)
+    if (order[1:] > order[:-1]).all():
+        return found
+    return found[to_device(torch.from_numpy(order.argsort()), device)]
 
 
 def attended_mask(start: Tensor, stop: Tensor, columns: int) -> Tensor:

@@ -43,7 +43,7 @@ def variant_token_energies(
 
 
 def _reader(sequences: Sequences, source: Tensor, read: Tensor, energy: str) -> Reducer:
-    return lambda logits, n, ids: token_energy(logits, sequences.ids[source[n]].gather(1, read[n]), energy)
+    return lambda logits, n: token_energy(logits, sequences.ids[source[n]].gather(1, read[n]), energy)
 
 
 def _within_word(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,13 +27,10 @@ WORDS, LENGTH, CHAINS = [5, 6, 7], 3, 700
 
 def barker(state, block, target, proposal, temperature):
     """Accepts with probability r / (1 + r) where Metropolis–Hastings does with min(1, r) (Barker 1965)."""
-    chains = (block.size > 0).nonzero()[:, 0]
-    parts = (block.positions[chains], block.size[chains], block.fill[chains])
-    proposed = proposal(state.ids[chains], chains, *parts, target)
-    new = target.state(state.ids.index_put((chains,), proposed.ids))
-    ratio = -(new.energy - state.energy)[chains] / temperature + proposed.log_reverse - proposed.log_forward
-    accepted = torch.zeros_like(block.size, dtype=torch.bool)
-    accepted[chains] = block.accept[chains, 0] < ratio.sigmoid()
+    proposed = proposal(state.ids, block.positions, block.size, block.fill, target)
+    new = target.state(proposed.ids)
+    ratio = -(new.energy - state.energy) / temperature + proposed.log_reverse - proposed.log_forward
+    accepted = (block.size > 0) & (block.accept[:, 0] < ratio.sigmoid())
     taken = type(state)(*(torch.where(accepted.view(-1, *[1] * (own.dim() - 1)), own, old)
                           for own, old in zip(new, state, strict=True)))  # fmt: skip
     return taken, StepInfo(accepted, (taken.ids != state.ids).sum(1), torch.zeros_like(accepted))
@@ -43,12 +40,14 @@ def gap(logits, tokens):
     return logits.amax(-1, keepdim=True) - logits.gather(-1, tokens)
 
 
-def any_tokens(ids, chains, positions, size, uniforms, target, q):
+def any_tokens(ids, positions, size, uniforms, target, q):
     """Proposes all supported tokens alike, for a block of one row each."""
     support = target.support.nonzero()[:, 0]
     drawn = support[(uniforms * len(support)).long()]
-    last = (size - 1)[:, None].minimum(torch.arange(positions.shape[1]))  # padding repeats the last position
-    new = ids.scatter(1, positions, drawn.gather(1, last))
+    last = (
+        (size - 1)[:, None].minimum(torch.arange(positions.shape[1])).clamp_min(0)
+    )  # padding repeats the last position
+    new = torch.where(size[:, None] > 0, ids.scatter(1, positions, drawn.gather(1, last)), ids)
     alike = torch.zeros(len(ids), dtype=torch.float64)
     return Proposed(new, alike, alike, torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids).double())
 

@@ -59,8 +59,7 @@ class Kernel:
             ids = self.states[number].repeat(len(draws), 1)
             positions = torch.tensor(block).repeat(len(draws), 1)
             size = torch.full((len(draws),), len(block))
-            chains = torch.arange(len(draws))
-            moves = self.proposal(ids, chains, positions, size, draws, self.target(len(draws)))
+            moves = self.proposal(ids, positions, size, draws, self.target(len(draws)))
             places = self.exact.index(moves.ids[:, 1:-1])
             for to in places.unique().tolist():
                 first = int((places == to).nonzero()[0])

@@ -1,5 +1,6 @@
 """Rows that are kept are found only for the sequence they are of."""
 
+import numpy as np
 import torch
 
 from hf_ebm.scoring.logits_cache import MaskedLogitsCache
@@ -12,22 +13,25 @@ NOTHING = MaskedBatchRunner(lambda *_: None, 3, 4)
 
 
 def cache_of_two() -> MaskedLogitsCache:
-    return MaskedLogitsCache(NOTHING, FREE, vocab_size=4, dtype=torch.float32)
+    return MaskedLogitsCache(NOTHING, FREE, vocab_size=4, like=torch.empty(0))
 
 
 def note(cache: MaskedLogitsCache, ids: list[int], values: dict[int, float], number: int = 1) -> None:
-    columns = torch.tensor(list(values))
+    columns, source = np.array(list(values)), np.full(len(values), number)
     logits = torch.tensor(list(values.values()))[:, None].expand(-1, 4)
-    cache.write(torch.full_like(columns, number), columns, torch.tensor([ids] * len(columns)), logits)
+    state = cache.begin(np.array([ids, ids]), source)
+    cache.write(state[source], source, columns, logits)
 
 
 def turn_to(cache: MaskedLogitsCache, ids: list[int], number: int = 1) -> None:
-    cache.turn_to(torch.tensor([number]), torch.tensor([ids]))
+    cache.turn_to(np.array([ids, ids]), np.array([number]))
 
 
 def found(cache: MaskedLogitsCache, ids: list[int], column: int, number: int = 1) -> float | None:
-    where = torch.tensor([number]), torch.tensor([column])
-    return float(cache.read(*where)[0, 0]) if bool(cache.find(*where, torch.tensor([ids]))) else None
+    source, columns = np.array([number]), np.array([column])
+    if not cache.find(np.array([ids, ids]), source, columns).all():
+        return None
+    return float(cache.read(cache.present[source], source, columns)[0, 0])
 
 
 def test_what_is_tried_is_found_once_it_is_kept_and_only_there():
@@ -99,12 +103,12 @@ def test_a_pool_is_run_as_far_as_it_is_unknown_and_comes_back_in_order():
         return (ids * weights).sum(1)[:, None, None] * torch.ones(*positions.shape, 4) + positions[..., None]
 
     plain = MaskedBatchRunner(logits, 3, 4)
-    cache = MaskedLogitsCache(plain, FREE, 4, torch.float32)
+    cache = MaskedLogitsCache(plain, FREE, 4, torch.empty(0))
     ids = torch.tensor([[7, 9, 8, 5], [9, 7, 8, 0]])
-    sequences = Sequences(ids, torch.tensor([0, 0]), torch.tensor([4, 3]), None, torch.tensor([0, 1]))
+    sequences = Sequences(ids, torch.tensor([0, 0]), torch.tensor([4, 3]))
     source, column = torch.tensor([0, 1, 0, 1]), torch.tensor([[2], [1], [0], [2]])
     rows = MaskedRows(source, column, column)
-    reduce = lambda logits, n, shown: torch.stack([logits[:, 0, 0], n.float(), shown.sum(1).float()], 1)  # noqa: E731
+    reduce = lambda logits, n: torch.stack([logits[:, 0, 0], torch.arange(4.0)[n]], 1)  # noqa: E731
     expected = plain(sequences, rows, reduce)
     assert torch.equal(cache(sequences, rows.some(torch.tensor([0, 3])), reduce)[:, 0], expected[[0, 3], 0])
     asked.clear()
@@ -114,8 +118,7 @@ def test_a_pool_is_run_as_far_as_it_is_unknown_and_comes_back_in_order():
     both = MaskedRows(source[:2], torch.tensor([[2, 3], [1, 2]]), column[:2])
     found, again = plain(sequences, both, reduce), cache(sequences, both, reduce)
     assert torch.equal(found, again) and asked == [1, 1] * 2
-    without = sequences._replace(numbers=None)
-    assert torch.equal(cache(without, rows, reduce), expected) and cache.num_rows == plain.num_rows
+    assert cache.num_rows == plain.num_rows
 
 
 def test_rows_are_kept_at_free_positions_alone():
@@ -123,7 +126,7 @@ def test_rows_are_kept_at_free_positions_alone():
     note(cache, [1, 9, 2, 3], {0: 0.5, 2: 1.5}, number=0)
     turn_to(cache, [1, 9, 2, 3], number=0)
     assert [found(cache, [1, 9, 2, 3], column, number=0) for column in (0, 2, 3)] == [0.5, 1.5, None]
-    assert cache.logits.shape == (2, 2, 3, 4)
+    assert cache.logits.shape == (2 * 2 * 3, 4)
 
 
 def test_too_large_a_cache_is_not_made():
@@ -134,4 +137,5 @@ def test_too_large_a_cache_is_not_made():
         (free, torch.float32, True), (~free, torch.float32, False), (many, torch.float32, True),
         (many, torch.float64, False),
     ):  # fmt: skip
-        assert (MaskedLogitsCache.around(NOTHING, where, 30_000, dtype) is not NOTHING) == fits
+        like = torch.empty(0, dtype=dtype)
+        assert (MaskedLogitsCache.around(NOTHING, where, 30_000, like) is not NOTHING) == fits

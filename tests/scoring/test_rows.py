@@ -142,7 +142,7 @@ def test_big_vocabularies_make_passes_smaller():
         torch.zeros(40, dtype=torch.long), torch.zeros(40, 0, dtype=torch.long), torch.zeros(40, 20).long()
     )
     sequences = Sequences(torch.ones(1, 5, dtype=torch.long), torch.tensor([0]), torch.tensor([5]))
-    MaskedBatchRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n, ids: values[:, 0, 0])
+    MaskedBatchRunner(logits, 3, 250_000, token_budget=4096)(sequences, rows, lambda values, n: values[:, 0, 0])
     assert max(sizes) * 20 * 250_000 * 12 <= 4096 * 65_536
 
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Chains(NamedTuple):
-    """Chains to run, C in all.
+    """Chains to run, C in all, on the CPU.
 
     Attributes:
         keys: prompt and chain numbers.
         ids: (C, T) starting tokens, with masks where something is to be filled.
-        start, stop: (C,) bounds of the sequences, on the CPU.
+        start, stop: (C,) bounds of the sequences.
         free: (C, T) bool, the positions to sample.
-        context: what the model reads of each chain beside its tokens.
+        context: what the model reads of each chain beside its tokens, on its device.
     """
 
     keys: list[ChainKey]
@@ -115,7 +115,7 @@ def build_chains(
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     _check_free(free, masks, config, keys)
-    return Chains(keys, ids, sequences.start, sequences.stop, free, sequences.context)
+    return Chains(keys, ids.cpu(), sequences.start, sequences.stop, free.cpu(), sequences.context)
 
 
 def longest_of(config: ResolvedChainConfig) -> int:

@@ -23,7 +23,7 @@ from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput, output_of, warn_of_poor_samples
-from hf_ebm.sampling.proposals import BlockProposal, proposal_of
+from hf_ebm.sampling.proposals import FILLS, BlockProposal, proposal_of
 from hf_ebm.sampling.sampler import (
     ChainKey,
     decoded,
@@ -34,6 +34,7 @@ from hf_ebm.sampling.sampler import (
 )
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.scoring.logits_cache import MaskedLogitsCache
+from hf_ebm.scoring.masked_batches import where_float64_is
 from hf_ebm.scoring.rows import BadLogitsError, Runner
 
 if TYPE_CHECKING:
@@ -216,8 +217,8 @@ def _resume(
 ) -> _Job:
     given = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
     run, config = resumed(model, path, ChainGenerationConfig(**given), extra)
-    keys, free = [ChainKey(*key) for key in run.run_config["keys"]], run.free.to(model.input_device)
-    chains = Chains(keys, run.state.ids, run.start, run.stop, free, run.context)
+    keys = [ChainKey(*key) for key in run.run_config["keys"]]
+    chains = Chains(keys, run.state.ids, run.start, run.stop, run.free, run.context)
     target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
     if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
         check_same_target(run, target)
@@ -235,7 +236,8 @@ def _target(
     runner: Runner = model.masked_batch_runner(token_budget)
     if config.targets_energy and _masks_single_sites(config):
         dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-        runner = MaskedLogitsCache.around(runner, chains.free, model.vocab_size, dtype)
+        like = torch.empty(0, dtype=dtype, device=where_float64_is(model.input_device))
+        runner = MaskedLogitsCache.around(runner, chains.free, model.vocab_size, like)
     where = (chains.free, chains.start, chains.stop)
     return Target(runner, model.config.energy, *where, support, chains.context, extra)
 
@@ -243,7 +245,7 @@ def _target(
 def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     """Whether some proposals read rows with one position masked: those of single sites and of sequential fill."""
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
-    return config.block_fill == "sequential" or 1 in sizes or config.final_block_size == 1
+    return FILLS[config.block_fill].masks_single_sites or 1 in sizes or config.final_block_size == 1
 
 
 def _run_job(
@@ -258,14 +260,14 @@ def _run_job(
     if job.config.decoder is not None:
         run, confidence = decoded(job.run, job.config.decoder, job.config.num_epochs, job.target)
         if streamer is not None:
-            streamer.put(run.state.ids.cpu())
+            streamer.put(run.state.ids)
     else:
         run = job.run
         if not run.has_begun:
             run = started(run, job.config, job.keys, job.target, proposal)
             saver.save_if_due(run)
         if streamer is not None:
-            streamer.put(run.state.ids.cpu())
+            streamer.put(run.state.ids)
         run = _run_epochs(job._replace(run=run), proposal, criteria, streamer, saver)
     saver.save(run)
     if streamer is not None:
@@ -282,10 +284,7 @@ def _run_epochs(
 ) -> SavedRun:
     config = job.config
     run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
-    show = None
-    if streamer is not None:
-        put = getattr(streamer, "put_draft", streamer.put)
-        show = lambda ids: put(ids.cpu())  # noqa: E731
+    show = None if streamer is None else getattr(streamer, "put_draft", streamer.put)
     done = torch.zeros(len(job.keys), dtype=torch.bool)
     epochs = range(run.epoch, config.num_epochs)
     try:
@@ -295,7 +294,9 @@ def _run_epochs(
                 saver.save_if_due(run)
             for criterion in criteria:
                 done |= row_truths(
-                    f"stopping_criteria: {name_of(criterion)}", criterion(run.state.ids.clone(), None), len(done)
+                    f"stopping_criteria: {name_of(criterion)}",
+                    criterion(job.target.copied(run.state.ids), None),
+                    len(done),
                 )
             if criteria and bool(done.all()):
                 break

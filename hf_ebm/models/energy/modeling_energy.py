@@ -269,8 +269,10 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
             kept = self.__dict__["_runner"] = MaskedBatchRunner(logits, None, self.vocab_size, prepare=prepare)
         mask = self.config.mask_token_id
         if token_budget is None:
-            return kept.from_zero(mask)
-        return MaskedBatchRunner(kept.position_logits, mask, self.vocab_size, token_budget, kept.prepare)
+            return kept.from_zero(mask, self.input_device)
+        return MaskedBatchRunner(
+            kept.position_logits, mask, self.vocab_size, token_budget, kept.prepare, self.input_device
+        )
 
     def _decoder_inputs(self, ids: Tensor, states: Tensor | None) -> tuple[Tensor, dict]:
         shift = getattr(self.mlm, "prepare_decoder_input_ids_from_labels", None)
