@@ -112,7 +112,7 @@ def _inverted(log_probabilities: Tensor, uniform: Tensor) -> Tensor:
     """The tokens (n,) at which the cumulative distributions (n, V), float64, pass `uniform` (n,)."""
     cumulative = log_probabilities.exp().cumsum(-1)
     total = cumulative[:, -1:]
-    threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
+    threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros((), dtype=total.dtype)))
     token = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=cumulative.shape[1] - 1)
     # A parallel cumulative sum need not be monotone where probabilities are 0: never take a token of none.
     impossible = log_probabilities.gather(-1, token) == -torch.inf
@@ -274,11 +274,13 @@ def _drawn(
         current, uniform = (to_device(part[n].flatten(), logits.device) for part in given)
         log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)))
         token, forward, back = q.draw(log_probabilities, current, uniform)
-        terms = token_energy(flat, token, target.energy) if with_terms else torch.zeros_like(forward)
-        return torch.stack([token, forward, back, terms], -1).unflatten(0, logits.shape[:2])
+        terms = [token_energy(flat, token, target.energy)] if with_terms else []
+        return torch.stack([token, forward, back, *terms], -1).unflatten(0, logits.shape[:2])
 
     found = _possible(target.runner(target.sequences(ids), rows, reduce))
-    return torch.zeros(len(ids), columns, 4, dtype=torch.float64).index_copy_(0, rows.source, found)
+    drawn = torch.zeros(len(ids), columns, 4, dtype=torch.float64)
+    drawn[rows.source, :, : found.shape[2]] = found
+    return drawn
 
 
 def _possible(found: Tensor) -> Tensor:

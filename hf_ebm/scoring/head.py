@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ class PositionLogits:
         self.model = model
         self.input_name = input_name
         self._verified: dict[tuple, bool] = {}
+        self._modules = _Modules(model, self.base)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         return self.together([Pass(input_ids, positions, inputs)])[0]
@@ -72,6 +74,8 @@ class PositionLogits:
     def together(self, passes: Sequence[Pass]) -> list[Tensor]:
         """Logits (N, P, V) of each of several passes."""
         compiled = is_compiled(self.model)
+        if self._modules.have_changed():
+            self._modules = _Modules(self.model, self.base)
         hooks = [self._hooks_for(one, compiled) for one in passes]
         if compiled:
             return [self._compiled(one, how) for one, how in zip(passes, hooks, strict=True)]
@@ -98,7 +102,7 @@ class PositionLogits:
         if not self._holds("head", head_alone, [one]):
             return None
         # Gradient checkpointing runs layers again when these hooks are gone, so not where gradients are wanted.
-        narrow = last_expansions(base) if width == 1 and not torch.is_grad_enabled() and not compiled else {}
+        narrow = self._modules.expansions if width == 1 and not torch.is_grad_enabled() and not compiled else {}
         both = _Hooks(base, narrow)
         return both if narrow and self._holds("feed-forward", both, [one]) else head_alone
 
@@ -155,7 +159,7 @@ class PositionLogits:
         others = [one for one in passes[1:] if one.input_ids.shape[1] != ids.shape[1]]
         size = {"head": 0, "feed-forward": ids.shape[1].bit_length(), "one head": len(others) > 0}[what]
         numbers = next(self.model.parameters()).dtype, ids.device.type, torch.is_autocast_enabled(ids.device.type)
-        key = (what, *numbers, *_make(self.model, hooks.base), size, tuple(hooks.narrow))
+        key = (what, *numbers, *self._modules.make, size, tuple(hooks.narrow))
         if key not in self._verified:
             few = [one.rows(0, 2) for one in (passes[0], *(others or passes[1:])[:1])]
             # Compiled code would be traced for each side of the comparison.
@@ -254,13 +258,34 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool(((found - expected).abs().amax() / scale) <= _RELATIVE_TOLERANCE.get(expected.dtype, 1e-4))
 
 
-def _make(model: nn.Module, base: nn.Module) -> tuple:
-    """What tells whether a model was changed: the size of its base, the modules of its head with their hooks, and which
-    adapters are on.
+class _Modules:
+    """The modules of a model as they were when they were walked through, which takes longer than to look for changes.
+
+    Attributes:
+        make: what tells whether another model was made of it: the size of its base, the modules of its head with their
+            hooks, and which adapters are on.
+        expansions: the `last_expansions` of its base.
     """
-    inside = set(base.modules())
-    head = (module for module in model.modules() if module not in inside)
-    layers = (module for module in model.modules() if hasattr(module, "_disable_adapters"))  # PEFT's
-    adapters = [(one._disable_adapters, one.active_adapters, getattr(one, "merged_adapters", ())) for one in layers]
-    parts = tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
-    return len(inside), parts, repr(adapters)
+
+    def __init__(self, model: nn.Module, base: nn.Module | None):
+        self.all = list(model.modules())
+        self.children = [module._modules for module in self.all]
+        self.hooks = [hooks for module in self.all for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self.adapters = [module for module in self.all if hasattr(module, "_disable_adapters")]  # PEFT's
+        self.found = self._looked_at()
+        inside = set() if base is None else set(base.modules())
+        head = (module for module in self.all if module not in inside)
+        parts = tuple((type(part), len(part._forward_hooks), len(part._forward_pre_hooks)) for part in head)
+        self.make = len(inside), parts, self.found[2]
+        self.expansions = {} if base is None else last_expansions(base)
+
+    def have_changed(self) -> bool:
+        """Whether a module, a hook or an adapter has come or gone."""
+        return self._looked_at() != self.found
+
+    def _looked_at(self) -> tuple[list[int], list[int], str]:
+        children = [*map(id, chain.from_iterable(own.values() for own in self.children))]
+        adapters = [
+            (one._disable_adapters, one.active_adapters, getattr(one, "merged_adapters", ())) for one in self.adapters
+        ]
+        return children, [*map(len, self.hooks)], repr(adapters)

@@ -203,7 +203,9 @@ class MaskedBatchRunner(Runner):
             if own.states is not None and own.lengths is not None:
                 states = own.states[:, : int(own.lengths[0])]
         device, columns = self.device or batch.shown.device, sequences.columns_shown(batch.source, batch.rows.read)
-        shown, positions = to_device(batch.shown, device), to_device(columns, device)
+        both = to_device(torch.cat([batch.shown.flatten(), columns.flatten()]), device)  # in one copy
+        shown, positions = both[: batch.shown.numel()], both[batch.shown.numel() :]
+        shown, positions = shown.view(batch.shown.shape), positions.view(columns.shape)
         ids, inputs = self.prepare(shown, states)
         return Pass(ids, positions, given | inputs)
 

@@ -201,7 +201,7 @@ class Runner(ABC):
 
         found = in_order(*self.parts(sequences, rows, with_extremes), sequences.ids.device)
         results, extremes = found.tensor_split([found.shape[1] - 2 * rows.read.shape[1]], 1)
-        if not math.isfinite(float(extremes.sum())):
+        if not math.isfinite(float(extremes.detach().sum())):
             bad = (~extremes.unflatten(1, (2, -1)).isfinite().all(1)).nonzero()
             if len(bad):
                 row, place = bad[0].tolist()
