@@ -205,7 +205,7 @@ def _terms(
     ends = torch.zeros(len(rows), dtype=torch.long), torch.full((len(rows),), len(reference))
     sequences = Sequences(ids, *ends, context and context.expanded(len(rows)), users.to(device))
     wanted = torch.tensor(tokens, device=device)
-    return runner(sequences, masked_rows, lambda logits, n, shown: -token_scores(logits, wanted, energy)).cpu().double()
+    return runner(sequences, masked_rows, lambda logits, n: -token_scores(logits, wanted, energy)).cpu().double()
 
 
 def joint_space(columns: Sequence[int], reference: Tensor, letters: Tensor, context: Context | None) -> FillSpace:

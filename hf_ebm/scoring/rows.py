@@ -29,7 +29,12 @@ Reducer = Callable[[Tensor, Index], Tensor]
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Values on a device, without waiting for what it is doing."""
+    """Values on a device, without waiting for what it is doing.
+
+    Example:
+        >>> to_device(torch.tensor([1, 2]), torch.device("cpu"))
+        tensor([1, 2])
+    """
     return values.to(device, non_blocking=values.device.type == "cpu")
 
 
@@ -40,12 +45,14 @@ class Sequences(NamedTuple):
         ids: (B, T) token ids. Only columns `start[b]` to `stop[b]` of a row are ever shown to the model.
         start, stop: (B,) bounds of each sequence, on the CPU.
         context: what the model reads beside the tokens, or `None`.
+        numbers: (B,) what errors call the sequences; by default their rows.
     """
 
     ids: Tensor
     start: Tensor
     stop: Tensor
     context: Context | None = None
+    numbers: Tensor | None = None
 
     @property
     def common_start(self) -> int | None:
@@ -205,7 +212,9 @@ class Runner(ABC):
             bad = (~extremes.unflatten(1, (2, -1)).isfinite().all(1)).nonzero()
             if len(bad):
                 row, place = bad[0].tolist()
-                raise BadLogitsError(int(rows.source[row]), int(rows.read[row, place]))
+                source = rows.source[row]
+                number = source if sequences.numbers is None else sequences.numbers[source]
+                raise BadLogitsError(int(number), int(rows.read[row, place]))
         return results.reshape(-1, *shape)
 
 
