@@ -185,7 +185,8 @@ class ObjectiveTrainer(Trainer):
         """In which rows of a batch there is something to score, (B,) bool."""
         raise NotImplementedError
 
-    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+    @classmethod
+    def derived_logs(cls, averages: dict[str, float]) -> dict[str, float]:
         """What is logged, from the averages of the terms."""
         return averages
 

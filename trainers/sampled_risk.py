@@ -258,7 +258,8 @@ class PolicyGradientTrainer(TaskLossTrainer):
         mean.add(*self.accelerator.reduce(sums, "sum").tolist())
         return costs.new_full((1, 1), before)
 
-    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+    @classmethod
+    def derived_logs(cls, averages: dict[str, float]) -> dict[str, float]:
         averages = super().derived_logs(averages)
         if "advantage" in averages:
             square = averages.pop("advantage_square") - averages.pop("advantage") ** 2

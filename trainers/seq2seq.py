@@ -47,8 +47,7 @@ class GenerationTrainingConfig(Seq2SeqTrainingArguments):
         self.label_smoothing_factor = as_number(name, self.label_smoothing_factor, least=0, below=1)
         if self.label_smoothing_factor and not self.smooths_labels:
             raise ValueError(
-                f"{name} must be 0, got {self.label_smoothing_factor}: {type(self).__name__} has its own objective; "
-                "CrossEntropyTrainer smooths labels"
+                f"{name} must be 0, got {self.label_smoothing_factor}: CrossEntropyTrainer alone smooths labels"
             )
 
 
@@ -209,7 +208,8 @@ class SelfNormalizedTrainer(Seq2SeqObjectiveTrainer):
             },
         )
 
-    def derived_logs(self, averages: dict[str, float]) -> dict[str, float]:
+    @classmethod
+    def derived_logs(cls, averages: dict[str, float]) -> dict[str, float]:
         if "log_z_square" in averages:  # not of data without labels, of which lengths alone are logged
             variance = averages.pop("log_z_square") - averages["log_z_mean"] ** 2
             averages["log_z_variance"] = max(variance, 0.0)

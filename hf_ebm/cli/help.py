@@ -75,12 +75,7 @@ def help_of(command: str) -> str:
 def help_of_train(objectives: dict[str, str]) -> str:
     """The help of `hf-ebm train`, which has a command for each objective."""
     listed = "\n".join(f"  {name:18} {description}" for name, description in objectives.items())
-    return (
-        "usage: hf-ebm train OBJECTIVE [options]   (hf-ebm train OBJECTIVE --help lists them)\n\n"
-        f"{listed}\n\n"
-        "mgs, minimum-risk and policy-gradient train sequence-to-sequence and causal models, those before them\n"
-        "sequence-to-sequence models alone.\n"
-    )
+    return f"usage: hf-ebm train OBJECTIVE [options]   (hf-ebm train OBJECTIVE --help lists them)\n\n{listed}\n"
 
 
 def command_of(name: str) -> Any:

@@ -103,7 +103,10 @@ OF_ENERGIES: dict[str, tuple[type, type, Callable[..., dict[str, float]], str]] 
 
 def descriptions() -> dict[str, str]:
     """What each objective is."""
-    own = {name: description for name, (_, _, description) in OBJECTIVES.items()}
+    own = {
+        name: description + (" (of causal models, too)" if issubclass(config_class, TaskLossConfig) else "")
+        for name, (config_class, _, description) in OBJECTIVES.items()
+    }
     return own | {name: description for name, (*_, description) in OF_ENERGIES.items()}
 
 
@@ -143,7 +146,7 @@ def _train(
     scorer_model: str | None,
 ) -> dict[str, float]:
     evaluate = config.do_eval  # the Trainer sets it with eval_strategy
-    _check(config, data.task, evaluate, scorer_model)
+    _check(config, trainer_class, data.task, evaluate, scorer_model)
     decoding = _generation_config(config)
     checkpoint = output_checkpoint(config)
     settings = fresh_settings(which, data.task)
@@ -207,7 +210,13 @@ def _load(
     return model, tokenizer, first_rows(pairs, data)
 
 
-def _check(config: GenerationTrainingConfig, task: str, evaluate: bool, scorer_model: str | None) -> None:
+def _check(
+    config: GenerationTrainingConfig,
+    trainer_class: type[ObjectiveTrainer],
+    task: str,
+    evaluate: bool,
+    scorer_model: str | None,
+) -> None:
     """Refuses what the Trainer would find out after training, or never."""
     cost = config.cost if isinstance(config, TaskLossConfig) else TaskLossConfig.cost
     if scorer_model is not None and cost != TaskLossConfig.cost:
@@ -221,8 +230,7 @@ def _check(config: GenerationTrainingConfig, task: str, evaluate: bool, scorer_m
     if config.metric_for_best_model is None:
         return
     generated, name = metric_names(task), config.metric_for_best_model.removeprefix("eval_")
-    logged: tuple[str, ...] = ("cost",) if isinstance(config, TaskLossConfig) else ()
-    logged = ("cross_entropy", "log_z_variance") if isinstance(config, SelfNormalizedConfig) else logged
+    logged = trainer_class.derived_logs(dict.fromkeys(trainer_class.evaluated_terms, 0.0))
     if name not in ("loss", *logged, *generated):
         raise ValueError(
             f"metric_for_best_model must be one of {', '.join(('loss', *logged, *generated))}, got "

@@ -390,7 +390,7 @@ REFUSED = {
     "mgs --generation_config {d}/nowhere": "generation_config: '{d}/nowhere' cannot be loaded",
     "mgs --do_eval --eval_file {d}/good.jsonl --predict_with_generate --generation_max_length 6": "must be above 6",
     "mgs --generation_config {d}/short_config": "max_length counts the prompt of a causal model and must be above 6",
-    "mgs --metric_for_best_model candidate_cost": "must be one of loss, cost, phoneme_error_rate",
+    "mgs --metric_for_best_model candidate_cost": "must be one of loss, cost, decoded_length",
     "cross-entropy --model_name_or_path {d}/bart --metric_for_best_model cost": "must be one of loss, phoneme_error",
 }
 

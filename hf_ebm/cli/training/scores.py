@@ -25,7 +25,7 @@ TAGGING, TRANSCRIPTION = (
     ("phoneme_error_rate", "word_accuracy", "bleu"),
 )
 # What the Trainer would take to be better when it is higher, as its name does not end in "loss".
-LOWER_IS_BETTER = ("cost", "cross_entropy", "log_z_variance", "phoneme_error_rate")
+LOWER_IS_BETTER = ("cost", "cross_entropy", "log_z_mean", "log_z_variance", "phoneme_error_rate")
 
 
 def metric_names(task: str) -> tuple[str, ...]:
