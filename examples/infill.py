@@ -17,7 +17,17 @@ parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
 model, tokenizer = load_embedded()
-wanted, unwanted = tokenizer.convert_tokens_to_ids([args.must_say, args.avoid])
+
+
+def id_of(option: str, word: str) -> int:
+    """The token of a word. What the vocabulary lacks is [UNK] or several pieces, and no sample could hold it."""
+    ids = tokenizer(word, add_special_tokens=False).input_ids
+    if len(ids) != 1 or ids[0] in tokenizer.all_special_ids:
+        parser.error(f"{option} must be a word that is one token of the vocabulary, got {word!r}")
+    return ids[0]
+
+
+wanted, unwanted = id_of("--must_say", args.must_say), id_of("--avoid", args.avoid)
 
 
 def says_it(ids: Tensor) -> Tensor:

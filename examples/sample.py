@@ -35,7 +35,10 @@ out = model.generate(
 texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
 for energy, text in sorted(zip(out.energies[:, -1].tolist(), texts, strict=True)):
     print(f"{energy:7.2f}  {text}")
-found = energy_diagnostics(out.energies)  # `out.to_inference_data()` is for ArviZ
-print(
-    f"split R-hat {found.r_hat:.2f} (above 1.1: take more epochs), {found.ess_bulk:.0f} effective samples of the energy"
-)
+chains, samples = out.energies.shape
+if chains >= 2 and samples >= 4:
+    found = energy_diagnostics(out.energies)  # `out.to_inference_data()` is for ArviZ
+    told = f"split R-hat {found.r_hat:.2f} (above 1.1: take more epochs)"
+    print(f"{told}, {found.ess_bulk:.0f} effective samples of the energy")
+else:
+    print(f"R-hat needs at least 2 chains of 4 samples; --num_chains and --num_epochs gave {chains} of {samples}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded_causal
 
 pytestmark = pytest.mark.slow
@@ -102,10 +103,33 @@ def test_every_script_is_run_and_listed():
     assert all(f"[{name}.py]({name}.py)" in (FOLDER / "README.md").read_text("utf-8") for name in scripts)
 
 
+def run(name: str, arguments: str, monkeypatch) -> dict:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments.split()])
+    return runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_script_does_what_it_says(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments, check = SMALL[name]
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments.split()])
-    found = runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
-    check(found, capsys.readouterr().out)
+    check(run(name, arguments, monkeypatch), capsys.readouterr().out)
+
+
+def test_few_samples_are_shown_without_diagnostics(monkeypatch, capsys):
+    run("sample", "--length 3 --num_chains 2 --num_epochs 4", monkeypatch)
+    *samples, told = capsys.readouterr().out.splitlines()
+    assert len(samples) == 2 and "2 chains of 4" in told and "gave 2 of 3" in told
+
+
+@pytest.mark.parametrize("option", ["--must_say", "--avoid"])
+@pytest.mark.parametrize("word", ["helicopter", "[MASK]", "[UNK]"])
+def test_infill_refuses_words_without_a_token(option, word, monkeypatch, capsys):
+    monkeypatch.setattr(EnergyModel, "generate", None)  # before any work
+    with pytest.raises(SystemExit):
+        run("infill", f"{option} {word}", monkeypatch)
+    assert f"{option} must be" in (told := capsys.readouterr().err) and repr(word) in told
+
+
+def test_infill_reads_a_word_as_the_text_is_read(monkeypatch, capsys):
+    run("infill", "--must_say King --num_chains 2 --num_epochs 8", monkeypatch)
+    assert all("king" in line.split() for line in capsys.readouterr().out.splitlines()[1:3])

@@ -126,7 +126,7 @@ def check_labels(model: PreTrainedModel, inputs: dict) -> None:
         if bool(goes_on.any()):
             row = int(goes_on.any(1).nonzero()[0])
             raise ValueError(
-                f"labels: row {row} has {IGNORED} before its end; it stands behind targets alone, so pad on the right"
+                f"labels: row {row} has {IGNORED} before its end; a target must be padded on the right alone"
             )
     check = getattr(model, "check_targets", None)  # of the recurrent model, whose lengths may have to agree
     if check is not None:

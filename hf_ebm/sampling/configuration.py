@@ -147,13 +147,15 @@ class ChainGenerationConfig(GenerationSettings):
         if epochs is not None and (self.accept_all_epochs or 0) > epochs:
             raise ValueError(f"accept_all_epochs ({self.accept_all_epochs}) must not exceed num_epochs ({epochs})")
         if isinstance(self.block_size, list) and self.final_block_size is not None:
-            raise ValueError("block_size is a list, which is cycled through; final_block_size contradicts it")
+            raise ValueError(
+                "block_size is a list, which is cycled through; final_block_size goes with a single number"
+            )
         floor, start = self.min_energy_temperature, self.energy_temperature
         if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
             raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
         for name in settings_without_effect(self.decoder or self.kernel or self.defaults["kernel"]):
             if getattr(self, name) not in (None, self.defaults[name]):
-                raise ValueError(f"{name} has no effect with {self.sampler}, so setting it contradicts it")
+                raise ValueError(f"{name} has no effect with {self.sampler}; leave it unset")
         if self.proposal_top_k == 1 and self.proposal_epsilon == 0 and self.targets_energy:
             raise ValueError(
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "

@@ -116,7 +116,7 @@ class Decoder(NamedTuple):
 WARM_STARTS: dict[str, WarmStart] = {
     "sample": WarmStart(sample_masks, "draws them one at a time in random order"),
     "greedy": WarmStart(_decoded(1), "takes the most probable tokens in one pass"),
-    "mask_predict": WarmStart(_decoded(_ITERATIONS), "iterates"),
+    "mask_predict": WarmStart(_decoded(_ITERATIONS), f"is the decoder of that name, with {_ITERATIONS} iterations"),
 }
 DECODERS: dict[str, Decoder] = {
     "mask_predict": Decoder(

@@ -260,7 +260,7 @@ REFUSED = {
     "--task {d}/none.jsonl": "No such file",
     "--task {d}/notes.txt": "must end in .jsonl",
     "--task {d}": "must hold one file 'train'",
-    "--task cmudict-stres": "is none of cmudict-stress, cmudict-g2p, no file and no folder, and as a data set",
+    "--task cmudict-stres": "is neither built in (cmudict-stress, cmudict-g2p) nor a file",
     "--task cmudict-stress --train_split dev": "has no split 'dev'; it has train, validation, test",
     "--task cmudict-stress --eval_file {d}/dev.jsonl --do_eval": "eval_file goes with a file as task",
     "--dataset_config x": "dataset_config goes with a data set of the Hub",

@@ -29,7 +29,7 @@ def test_bad_settings_are_refused_before_any_work(name, value, rows_run):
 @pytest.mark.parametrize(
     "extra,message",
     [
-        ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size contradicts"),
+        ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size goes with a single"),
         ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance has no effect with kernel"),
         ({"decoder": "mask_predict", "exclude_current": True}, "exclude_current has no effect with decoder"),
         ({"proposal_top_k": 1, "proposal_epsilon": 0.0}, "a chain could never move"),

@@ -132,7 +132,7 @@ def _from_folder(arguments: DataArguments, splits: list[str]) -> list[Dataset]:
 
 
 def _from_hub(name: str, configuration: str | None, splits: list[str]) -> list[Dataset]:
-    missing = f"task {name!r} is none of {', '.join(BUILT_IN)}, no file and no folder, and as a data set of the Hub it "
+    missing = f"task {name!r} is neither built in ({', '.join(BUILT_IN)}) nor a file or folder here; on the Hub it "
     if not constants.HF_HUB_OFFLINE:  # asks once, where load_dataset would try again for half a minute
         try:
             HfApi().dataset_info(name, timeout=10)

@@ -230,7 +230,7 @@ def _check_stepwise(given: dict[str, Any], return_candidates: bool) -> None:
         raise ValueError("return_candidates has no meaning with method 'stepwise', which draws no candidates")
     for name in ("num_candidates", "temperature", "top_k", "top_p"):
         if given.get(name) not in (None, JointGenerationConfig.defaults[name]):
-            raise ValueError(f"{name} has no effect with method 'stepwise', so giving it contradicts it")
+            raise ValueError(f"{name} has no effect with method 'stepwise'; leave it unset")
 
 
 def _check_fits(config: ResolvedJointConfig, prompts: int) -> None:
