@@ -103,7 +103,7 @@ def metropolis_hastings(
         first = first & _within(delayed_acceptance, block.positions, first.shape[1])
     extra = target.extra_energy(proposed.ids, tried)
     terms = torch.where(known, proposed.known_terms, target.terms(proposed.ids, first & ~known))
-    difference = ((terms - state.token_energies) * first).sum(1) + _extra_difference(state.extra_energy, extra)
+    difference = ((terms - state.token_energies) * first).sum(1) + extra_difference(state.extra_energy, extra)
     log_ratio = -difference / temperature + proposed.log_reverse - proposed.log_forward
     passed = tried & (block.accept[:, 0].log() < log_ratio)
     if delayed_acceptance is not None:
@@ -125,7 +125,7 @@ def _within(window: int, positions: Tensor, length: int) -> Tensor:
     return ((torch.arange(length) - positions[..., None]).abs() <= min(window, length)).any(1)
 
 
-def _extra_difference(old: Tensor, new: Tensor) -> Tensor:
+def extra_difference(old: Tensor, new: Tensor) -> Tensor:
     """`new - old`; a state that violates a hard constraint moves freely until it satisfies it, then never leaves."""
     both = old.isinf() & new.isinf()
     return torch.where(both, torch.zeros_like(new), new - old)

@@ -12,7 +12,7 @@ import hf_ebm
 from hf_ebm import ChainGenerationConfig
 from hf_ebm.exact import enumerate_distribution
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, Layout, Order
-from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
+from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo, extra_difference
 from hf_ebm.sampling.proposals import FILLS, BlockProposal, Fill, ProposalDistribution, Proposed
 from hf_ebm.sampling.sampler import ChainKey, epoch_steps
 from hf_ebm.sampling.target import Target
@@ -29,11 +29,15 @@ def barker(state, block, target, proposal, temperature):
     """Accepts with probability r / (1 + r) where Metropolis–Hastings does with min(1, r) (Barker 1965)."""
     proposed = proposal(state.ids, block.positions, block.size, block.fill, target)
     new = target.state(proposed.ids)
-    ratio = -(new.energy - state.energy) / temperature + proposed.log_reverse - proposed.log_forward
-    accepted = (block.size > 0) & (block.accept[:, 0] < ratio.sigmoid())
+    visited, outside = block.size > 0, proposed.log_reverse == -torch.inf
+    difference = (new.token_energies - state.token_energies).sum(1)
+    difference += extra_difference(state.extra_energy, new.extra_energy)
+    ratio = -difference / temperature + proposed.log_reverse - proposed.log_forward
+    same = (proposed.ids == state.ids).all(1)
+    accepted = visited & ~outside & (same | (block.accept[:, 0] < ratio.sigmoid()))
     taken = type(state)(*(torch.where(accepted.view(-1, *[1] * (own.dim() - 1)), own, old)
                           for own, old in zip(new, state, strict=True)))  # fmt: skip
-    return taken, StepInfo(accepted, (taken.ids != state.ids).sum(1), torch.zeros_like(accepted))
+    return taken, StepInfo(accepted, (taken.ids != state.ids).sum(1), visited & outside)
 
 
 def gap(logits, tokens):
@@ -222,6 +226,34 @@ def test_the_guide_has_every_entry(name):
     guide = Path(hf_ebm.__file__).parents[1] / "docs" / "guides" / "sampling.md"
     row = f'| `"{name}"` | {(KERNELS | DECODERS | ENERGIES)[name].about} |'
     assert row in guide.read_text(encoding="utf-8"), f"{guide} needs the row {row}"
+
+
+@pytest.mark.parametrize("kernel", [name for name, kernel in KERNELS.items() if kernel.leaves_invariant] + ["toy"])
+def test_a_step_says_what_happened(kernel, toys):
+    """A proposal of the state itself, one without a way back, and one between states that break a hard constraint."""
+    model = tiny_energy_model()
+    ids, support = torch.tensor([[1, 5, 6, 2]] * 3), torch.zeros(9, dtype=torch.bool)
+    support[WORDS] = True
+    free = torch.tensor([[False, True, True, False]] * 3)
+    bounds = torch.zeros(3, dtype=torch.long), torch.full((3,), 4)
+    never = [(1.0, lambda ids: torch.full((len(ids),), torch.inf))]
+    target = Target(model.masked_batch_runner(), model.config.energy, free, *bounds, support, extra=never)
+    state, nothing = target.state(ids), torch.zeros(3, dtype=torch.float64)
+    proposed = torch.tensor([[1, 5, 6, 2], [1, 7, 6, 2], [1, 7, 6, 2]])
+    back = torch.tensor([0.0, -torch.inf, 0.0], dtype=torch.float64)
+
+    def proposal(ids, *given):
+        return Proposed(
+            proposed, nothing, back, torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids).double()
+        )
+
+    numbers = torch.tensor([[0.999, 0.999], [1e-9, 1e-9], [1e-9, 1e-9]], dtype=torch.float64)
+    block = StepBlock(torch.ones(3, 1, dtype=torch.long), torch.ones(3, dtype=torch.long), numbers[:, :1], numbers)
+    new, info = KERNELS[kernel].step(state, block, target, proposal, 1.0)
+    assert new.ids.tolist() == [[1, 5, 6, 2], [1, 5, 6, 2], [1, 7, 6, 2]]
+    assert torch.allclose(new.token_energies, target.state(new.ids).token_energies, atol=1e-5)
+    assert info.accepted.tolist() == [True, False, True] and info.tokens_changed.tolist() == [0, 0, 1]
+    assert info.outside_support.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("fill", FILLS)
