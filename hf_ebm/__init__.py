@@ -5,8 +5,11 @@
 - `exact`: enumeration of small spaces, the oracle of the tests.
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
-- `assets`: embedded trained models; `data`: offline data sets; `cli`: the command `hf-ebm`.
-- `trainers`: Trainer subclasses; `hub_cards`: templates of model cards.
+- `assets`: embedded models; `data`: offline data sets; `cli`: the command `hf-ebm`; `demo`: a page around a model.
+- `trainers`: Trainer subclasses; `pipelines`: Transformers pipelines; `evaluate_modules`: metrics for `evaluate`.
+- `publishing`: uploads to the Hub; `hub_cards`: templates of model cards; `plots`: plots of chains and energies.
+- `loading`, `texts`, `checks`, `generation_settings`, `model_facts`, `model_modes`, `random_state`, `runtime`: shared.
+- `public`: what is exported; `registration`: models of the auto classes; `renamed`: old names.
 
 Nothing is imported before it is used. Transformers' auto classes know the models from the start.
 """

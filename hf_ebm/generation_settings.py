@@ -63,7 +63,7 @@ def setting(
     return field(default=default, metadata={"about": about, "choices": choices, "check": check, "bounds": bounds})
 
 
-def help_of(own: Field) -> str:
+def help_of_setting(own: Field) -> str:
     """What a setting does, with what it may be."""
     choices = own.metadata["choices"] or {}
     told = "; ".join(f"`{name}` {getattr(entry, 'about', entry)}" for name, entry in choices.items())
@@ -98,7 +98,7 @@ def _told(own: Field) -> str:
     """A setting's entry in the docstring of its class."""
     kinds = " or ".join(f"`{inspect.formatannotation(kind)}`" for kind in _kinds(own))
     default = "" if own.default is None else f", default `{own.default!r}`"
-    entry = f"{own.name} ({kinds}{default}): {help_of(own)}"
+    entry = f"{own.name} ({kinds}{default}): {help_of_setting(own)}"
     return textwrap.fill(entry, 116, initial_indent=4 * " ", subsequent_indent=8 * " ", break_on_hyphens=False)
 
 

@@ -70,7 +70,15 @@ def load_residual_model(
     revision: str | None = None,
     max_sequence_length: int | None = None,
 ) -> tuple[ResidualEnergyModel, PreTrainedTokenizerBase]:
-    """A saved `ResidualEnergyModel` in evaluation mode, and the tokenizer of its language model; arguments as above."""
+    """A saved `ResidualEnergyModel` in evaluation mode, and the tokenizer of its language model.
+
+    Args:
+        name: a folder or a Hub name.
+        dtype: one of `DTYPES`.
+        device: by default the GPU of this number, `local_rank`, if there is one.
+        revision: branch, tag or commit of a Hub model.
+        max_sequence_length: in place of what the configurations of its models and the tokenizer say.
+    """
     of_model: dict[str, Any] = {"dtype": usable_dtype(dtype)} | _given(max_sequence_length=max_sequence_length)
     device = usable_device(device, local_rank)
     with loading(f"model {name!r}"):
@@ -89,7 +97,14 @@ def load_causal_model(
     local_rank: int = 0,
     revision: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model in evaluation mode, and its tokenizer; arguments as above."""
+    """A causal language model in evaluation mode, and its tokenizer.
+
+    Args:
+        name: a folder, a Hub name, or `EMBEDDED`.
+        dtype: one of `DTYPES`.
+        device: by default the GPU of this number, `local_rank`, if there is one.
+        revision: branch, tag or commit of a Hub model.
+    """
     found, device, where = usable_dtype(dtype), usable_device(device, local_rank), _given(revision=revision)
     if name == EMBEDDED:
         model, tokenizer = load_embedded_causal(dtype=found)

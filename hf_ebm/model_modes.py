@@ -169,7 +169,7 @@ def without_adapters(model: Any) -> Any:
     return getattr(model, "get_base_model", lambda: model)()
 
 
-def decoded(model: nn.Module, **inputs: Any) -> Tensor:
+def generated_ids(model: nn.Module, **inputs: Any) -> Tensor:
     """The ids that a model's `generate` returns. Raises `ValueError` for a model that has none.
 
     Of encoders of something else than ids it is the stock one: Whisper's own cuts sound into segments, asks for a

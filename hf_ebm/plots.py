@@ -114,7 +114,15 @@ def plot_energy_metric(
 def plot_perplexity_bounds(
     sizes: Sequence[int], lower: Sequence[float], upper: Sequence[float], axes: Axes | None = None
 ) -> Axes:
-    """Both estimates of a residual model's perplexity by the number of samples (`residual_perplexity`'s `by_size`)."""
+    """Both estimates of a residual model's perplexity by the number of samples.
+
+    Args:
+        sizes: numbers of samples, as `residual_perplexity(…, num_samples=sizes)` takes them.
+        lower, upper: the estimate of each, as fields of its result.
+
+    Raises:
+        ValueError: for lists of unequal length or without values.
+    """
     if not len(sizes) == len(lower) == len(upper) or not len(sizes):
         raise ValueError(f"sizes, lower and upper must be equally many, got {len(sizes)}, {len(lower)}, {len(upper)}")
     axes = _axes(axes)

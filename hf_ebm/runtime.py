@@ -59,7 +59,7 @@ def _gib(count: int) -> str:
     return f"{Decimal(count) / 2**30:.3g}"
 
 
-def started() -> int:
+def num_started() -> int:
     """How many processes there are by what the launcher of this one says; 1 without a launcher."""
     counts = [os.environ.get(name, "") for name in _COUNTS]
     return max([1, *(int(count) for count in counts if count.isdecimal())])
@@ -74,7 +74,7 @@ def joined(device: str | None) -> PartialState:
     Raises:
         ValueError: as `check_joined`.
     """
-    patience = {"timeout": timedelta(days=30)} if started() > 1 else {}
+    patience = {"timeout": timedelta(days=30)} if num_started() > 1 else {}
     state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available(), **patience)
     check_joined(state.num_processes)
     return state
@@ -82,17 +82,17 @@ def joined(device: str | None) -> PartialState:
 
 def check_joined(found: int) -> None:
     """Raises `ValueError` if more processes were started than the `found` ones that know of each other."""
-    if found < started():
+    if found < num_started():
         raise ValueError(
-            f"{started()} processes were started and do not know of each other, so each would do all of the work and "
-            "write the same output; start them by torchrun, and on CPUs train with use_cpu=True"
+            f"{num_started()} processes were started and do not know of each other, so each would do all of the work "
+            "and write the same output; start them by torchrun, and on CPUs train with use_cpu=True"
         )
 
 
 def warn_of_fewer() -> None:
     """Warns where `accelerate launch` was asked for several processes and started this one alone."""
     # Of accelerate's launchers the one for a single process sets the first, and the second if asked for more.
-    if started() == 1 and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys():
+    if num_started() == 1 and {"ACCELERATE_USE_CPU", "MASTER_PORT"} <= os.environ.keys():
         logger.warning(
             "accelerate launch was asked for several processes and started one, which does all of the work: without "
             "several GPUs or MPI (--mpirun_hostfile) it starts no more; accelerate launch --multi_gpu starts them, on "
@@ -112,11 +112,11 @@ def check_launch(command: str, divided: tuple[str, ...]) -> None:
     Raises:
         ValueError: if several processes were started for a command that doesn't.
     """
-    if started() > 1 and command not in divided:
+    if num_started() > 1 and command not in divided:
         raise ValueError(
-            f"{command} runs in one process, and {started()} were started; {', '.join(divided)} divide their work"
+            f"{command} runs in one process, and {num_started()} were started; {', '.join(divided)} divide their work"
         )
-    if started() > 1 and not torch.accelerator.is_available():
+    if num_started() > 1 and not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or Transformers' arguments take each for the only one
     if command in divided and command != "train":
         warn_of_fewer()

@@ -67,7 +67,7 @@ def create_model_card(
 def training_facts(trainer: Any) -> Training:
     """What a card says of the run."""
     args, state = trainer.args, trainer.state
-    stock = {field.name: field.default for field in TrainingArguments.__dataclass_fields__.values()}
+    stock = {one.name for one in fields(TrainingArguments)}
     own = {one.name: getattr(args, one.name) for one in fields(trainer.config_class) if one.name not in stock}
     stated = {name: getattr(args, name) for name in _STATED}
     stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}

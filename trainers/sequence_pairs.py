@@ -20,10 +20,10 @@ from transformers.utils import ModelOutput
 
 from hf_ebm.model_facts import num_outputs, special_ids
 from hf_ebm.model_modes import (
-    decoded,
     encoded_once,
     encodes_ids,
     evaluation_mode,
+    generated_ids,
     made_up_states,
     own_generation_config,
     state_kept,
@@ -214,7 +214,7 @@ class EncoderDecoderPairs(SequencePairs):
         # Given as ids to go on from, other starts than the model's own would get that one in front of them.
         config.decoder_start_token_id = self.starts.tolist()
         inputs = tree_map(lambda value: value, self.inputs)  # outputs of an encoder are repeated in place
-        return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, 1:]
+        return generated_ids(model, **inputs, generation_config=config, logits_processor=processors)[:, 1:]
 
 
 class CausalPairs(SequencePairs):
@@ -260,7 +260,7 @@ class CausalPairs(SequencePairs):
     ) -> torch.Tensor:
         ids, mask = pad_left([self.prompts[row] for row in rows], self.pad_id)
         inputs = {"input_ids": ids, "attention_mask": mask}
-        return decoded(model, **inputs, generation_config=config, logits_processor=processors)[:, ids.shape[1] :]
+        return generated_ids(model, **inputs, generation_config=config, logits_processor=processors)[:, ids.shape[1] :]
 
 
 class _GivenTokens(RuledOutTokens):

@@ -31,7 +31,7 @@ from hf_ebm.assets import (
 from hf_ebm.data.cmudict_tasks import load_g2p
 from hf_ebm.data.kjv import completion_rows
 from hf_ebm.data.metrics import transcription_scores
-from hf_ebm.model_modes import decoded
+from hf_ebm.model_modes import generated_ids
 from hf_ebm.models.energy import length_log_probs
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.sequence_costs import non_termination, repetition
@@ -76,11 +76,11 @@ def causal_findings(results: dict) -> dict:
     seed = 0
     set_seed(seed)
     start = torch.full((20, 1), tokenizer.cls_token_id)
-    drawn = decoded(model, input_ids=start, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
+    drawn = generated_ids(model, input_ids=start, do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS)
     rows = completion_rows(held_out_verses()[1], tokenizer, PROMPT_LENGTH)[:GREEDY_VERSES]
     prompts = torch.tensor([row["input_ids"][:PROMPT_LENGTH] for row in rows])
     mask = torch.ones_like(prompts)
-    rest = decoded(model, input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+    rest = generated_ids(model, input_ids=prompts, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     greedy = [ids.tolist() for ids in ends_at(rest[:, PROMPT_LENGTH:], [tokenizer.sep_token_id])]
     book = [row["input_ids"][PROMPT_LENGTH:] for row in rows]
     return {

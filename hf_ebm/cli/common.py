@@ -17,7 +17,7 @@ from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from hf_ebm.checks import shown
 from hf_ebm.cli.help import of_parser
-from hf_ebm.generation_settings import GenerationSettings, help_of, option_type
+from hf_ebm.generation_settings import GenerationSettings, help_of_setting, option_type
 from hf_ebm.loading import EMBEDDED, load_energy_model
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.scoring.energies import ENERGIES
@@ -79,7 +79,7 @@ def setting_options(
     """
     options = []
     for own in settings.declared():
-        told = help_of(own).replace("`", "").replace("%", "%%")
+        told = help_of_setting(own).replace("`", "").replace("%", "%%")
         if own.default is not None and own.name not in defaults:
             told += f" Default: the model's own, or {own.default}."
         metadata = {"help": (helps or {}).get(own.name, told)}

@@ -61,7 +61,7 @@ def asked(command: str, options: list[str]) -> bool:
     return not FLAGS.isdisjoint(options)
 
 
-def help_of(command: str) -> str:
+def help_of_command(command: str) -> str:
     """The help of a command, from what is stored."""
     stored = json.loads(STORED.read_text(encoding="utf-8"))[command]
     if command == "train":

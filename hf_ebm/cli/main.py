@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from hf_ebm import __version__
-from hf_ebm.cli.help import COMMANDS, asked, command_of, help_of
+from hf_ebm.cli.help import COMMANDS, asked, command_of, help_of_command
 
 # Those that divide their work over processes.
 DIVIDED = ("sample", "fill", "score", "rerank", "negatives", "perplexity", "train")
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv[0] not in COMMANDS:
         _stop(2, f"there is no command {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
     if "torch" not in sys.modules and asked(argv[0], argv[1:]):
-        print(help_of(argv[0]), end="")
+        print(help_of_command(argv[0]), end="")
         return
     try:
         from transformers.utils import logging

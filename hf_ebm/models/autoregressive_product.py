@@ -37,6 +37,7 @@ class ProductLMConfig(CompositeConfig):
     Args:
         text_config: configuration of the frozen one.
         residual_config: configuration of the one that is trained.
+        tie_word_embeddings: of the wrapper itself, which ties nothing: each model inside follows its own configuration.
     """
 
     model_type = "hf_ebm_product_lm"

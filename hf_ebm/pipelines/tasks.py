@@ -194,8 +194,8 @@ class EnergySamplingPipeline(GeneratingPipeline):
     tokens to sample from nothing.
 
     A result is the list of an input's samples, chain by chain, as burn-in and thinning leave them, each a dict: `text`;
-    `energy` in nats; `chain` and `epoch` it is of; `acceptance_rate` and `novel_rate` of that epoch, `None` with
-    `decoder="mask_predict"`.
+    `energy` in nats; `chain` and `epoch` it is of; `acceptance_rate` and `novel_rate` of that epoch, `None` with a
+    decoder.
 
     Arguments of a call: the settings of `ChainGenerationConfig` but `lengths`, `generation_config`, `token_budget`, and
     `further_inputs`, what else the model reads: one number for all inputs by name (`{"langs": 1}`).

@@ -1,5 +1,10 @@
 """Sampling from energies: random streams, schedules, blocks, proposals, kernels, chains and their diagnostics.
 
+- `configuration`: every setting; `target`: the distribution a chain is after;
+- `blocks`, `proposals`, `kernels`, `warm_start`: which positions are updated, by what, by which step, from which start;
+- `sampler`: the loop over epochs; `run`: what it keeps; `output`: what `generate` returns, and diagnostics;
+- `fill_estimates`: what samples tell of fills.
+
 Pure functions on tensors: no tokenizer, no Trainer. `EnergyModel.generate` is the thin layer over them.
 """
 

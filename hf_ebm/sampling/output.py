@@ -41,7 +41,7 @@ class ChainGenerationOutput(ModelOutput):
         trace: per chain and epoch, see `Trace`.
         kept_epochs: numbers of the epochs the samples were kept after.
         prompt_indices, chain_indices: (C,) prompt of each chain and its number among that prompt's chains.
-        mean_log_probabilities: (C,) with `decoder="mask_predict"`, mean log probability of the filled tokens (float64).
+        mean_log_probabilities: (C,) with a decoder, mean log probability of the filled tokens (float64); else `None`.
         num_masked_rows: masked rows run through the masked language model.
         seed: the seed used.
         run: the run itself; `run.save(folder)` writes a state that `generate(resume_from=folder)` goes on from.

@@ -82,7 +82,7 @@ class Target:
 
     Args:
         runner: runs masked rows through the masked language model.
-        energy: `"raw"` or `"local"`.
+        energy: a name of `hf_ebm.scoring.energies.ENERGIES`.
         free: (C, T) bool, the free positions.
         start, stop: (C,) bounds of each sequence, on the CPU.
         support: (V,) bool, the tokens a free position may hold, where the model is.

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 import hf_ebm
-from hf_ebm.cli.help import COMMANDS, STORED, help_of, stored_help
+from hf_ebm.cli.help import COMMANDS, STORED, help_of_command, stored_help
 from hf_ebm.cli.run_records import RunRecords
 from hf_ebm.models.energy import generation_energy
 from hf_ebm.trainers import EnergyTrainer
@@ -190,7 +190,7 @@ def test_the_help_that_is_stored_is_that_of_the_commands(capsys):
     for name in COMMANDS:
         with pytest.raises(SystemExit) if name != "train" else contextlib.nullcontext():
             run(name, "--help")  # which is that of the parser, as torch is imported here
-        assert capsys.readouterr().out == help_of(name)
+        assert capsys.readouterr().out == help_of_command(name)
 
 
 def test_numbers_with_exponents_are_values(capsys):

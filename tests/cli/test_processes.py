@@ -78,7 +78,7 @@ def test_accelerate_starts_two_processes_that_know_of_each_other(options, launch
     for variables, *_ in found:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert runtime.started() == 2
+        assert runtime.num_started() == 2
 
 
 def run_all(commands):

@@ -1,4 +1,7 @@
-"""What the objectives of `hf-ebm train` share: their folder, their run and its result."""
+"""What the objectives of `hf-ebm train` share: their folder, their run and its result.
+
+- `data`: what is read; `models`: what is trained; `scores`: how it is judged; `energies`: the objectives of energies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""`EnergyModel`: any masked language model as an energy model, with its configuration, scoring and generation."""
+"""`EnergyModel`: any masked language model as an energy model, with its configuration, scoring and generation.
+
+- `configuration_energy`, `modeling_energy`, `loading_energy`: the Transformers model, and what it is loaded from;
+- `inputs`, `encoding`: checks of what callers give, and texts to ids;
+- `scoring_energy`: energies of texts; `mutations_energy`: scores of variants of a sequence;
+- `generation_energy`, `chains`, `saved_runs`: sampling, with what callers ask for as chains, and runs in files;
+- `conditional_energy`: targets of sources; `custom_generate`: sampling as a `generate` of Transformers' own models;
+- `fill_energy`, `fill_methods`, `blanks`: the likeliest fills of all blanks together.
+"""
 
 from hf_ebm.models.energy.conditional_energy import ConditionalGenerationOutput, length_log_probs
 from hf_ebm.models.energy.configuration_energy import EnergyConfig

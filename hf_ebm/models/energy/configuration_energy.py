@@ -29,7 +29,8 @@ class EnergyConfig(CompositeConfig):
 
     Args:
         text_config: configuration of the masked language model.
-        energy: `"local"` (minus the pseudo-log-likelihood) or `"raw"` (minus the sum of logits).
+        energy: a name of `hf_ebm.scoring.energies.ENERGIES`: `"local"` (minus the pseudo-log-likelihood), `"raw"`
+            (minus the sum of logits) or another that is there.
         scoring_variant: what `score` computes unless told otherwise, see `hf_ebm.scoring.variants`.
         mask_token_id: id of the mask token.
         pad_token_id: id written beyond the end of shorter sequences.
@@ -37,9 +38,9 @@ class EnergyConfig(CompositeConfig):
         excluded_token_ids: ids that may stand in a text and are scored there, but are never proposed: the unknown
             token, unused pieces, ids without a token.
         prefix_token_ids, suffix_token_ids: ids the tokenizer puts around a text; unconditional sampling does the same.
-
         max_sequence_length: the longest sequence in tokens, special ones included, in place of what the model's
             configuration and the tokenizer say; see `hf_ebm.model_facts`.
+        tie_word_embeddings: of the wrapper itself, which ties nothing: each model inside follows its own configuration.
 
     Raises:
         ValueError: for an energy or a scoring variant that doesn't exist, and ids that are no whole numbers from 0 up.

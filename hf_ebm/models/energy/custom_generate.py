@@ -48,7 +48,7 @@ def generate(
         inputs, input_ids, attention_mask: prompts whose masks are filled; of an encoder-decoder what its encoder reads,
             and then `lengths` says how long the target is.
         tokenizer: says which tokens are special and which one is the mask (required).
-        energy: `"local"` or `"raw"`.
+        energy: a name of `hf_ebm.scoring.energies.ENERGIES`.
         kwargs: settings of `ChainGenerationConfig` and further arguments of `EnergyModel.generate`; what Transformers
             hands over unset is left out.
 

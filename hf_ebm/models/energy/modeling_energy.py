@@ -147,7 +147,8 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
 
         Args:
             pretrained_model_name_or_path: Hub name or folder.
-            energy: `"local"` (default for a masked-LM checkpoint) or `"raw"`; `None` keeps what was saved.
+            energy: a name of `hf_ebm.scoring.energies.ENERGIES`; `None` keeps what was saved, and is `"local"` for a
+                masked-LM checkpoint.
             processing_class: tokenizer (or processor) to take the token roles from; by default the checkpoint's own.
             kwargs: fields of `EnergyConfig` by name; the arguments of `AutoModelForMaskedLM.from_pretrained`.
                 `trust_remote_code=True` runs a checkpoint's own code; for masked-LM checkpoints of a type that

@@ -35,6 +35,8 @@ class LSTMSeq2SeqConfig(PreTrainedConfig):
             `"zero"`.
         dropout: on embeddings, between layers, and before the output layer.
         initializer_range: all parameters start uniform in ± this (Sutskever et al. 2014), those of padding at 0.
+        use_cache, pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id: as in Transformers.
+        is_encoder_decoder, tie_word_embeddings: always `True` and `False`.
 
     Raises:
         ValueError: for a value that is not possible, naming it.
@@ -108,6 +110,8 @@ class BiLSTMMaskedLMConfig(PreTrainedConfig):
         hidden_size: size of a state: of the left and of the right context together, so it is even.
         dropout: on embeddings and before the output layer.
         initializer_range: all parameters start uniform in ± this, those of padding at 0.
+        pad_token_id: as in Transformers.
+        tie_word_embeddings: without effect, as there are no weights that could be tied.
 
     Raises:
         ValueError: for a value that is not possible, naming it.

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from hf_ebm.checks import shown
 from hf_ebm.model_facts import close, is_causal, num_embeddings, num_outputs
-from hf_ebm.model_modes import decoded, evaluation_mode, own_generation_config, state_kept
+from hf_ebm.model_modes import evaluation_mode, generated_ids, own_generation_config, state_kept
 from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.partition_function import check_energies
@@ -121,7 +121,7 @@ def _sample(
         shared = {} if cache is None else {"cache": repeated(cache, times)}
         mask = torch.ones_like(rows)
         with state_kept(lm):
-            ids = decoded(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
+            ids = generated_ids(lm, input_ids=rows, attention_mask=mask, generation_config=config, **shared)
         drawn = ends_at(ids[:, prefixes.shape[1] :], sampling.end_ids)
         yield [drawn[row * times : (row + 1) * times] for row in range(len(prefixes))]
 

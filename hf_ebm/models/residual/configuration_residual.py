@@ -29,6 +29,7 @@ class ResidualEnergyConfig(CompositeConfig):
         max_sequence_length: the longest row in tokens of the language model, and of the encoder, in place of what their
             configurations and the encoder's tokenizer say; see `hf_ebm.model_facts`.
         retokenize: whether encoder and language model have different tokenizers, so that rows go through text.
+        tie_word_embeddings: of the wrapper itself, which ties nothing: each model inside follows its own configuration.
 
     Raises:
         ValueError: for ids that are no whole numbers from 0 up.
