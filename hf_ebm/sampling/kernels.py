@@ -126,7 +126,12 @@ def _within(window: int, positions: Tensor, length: int) -> Tensor:
 
 
 def extra_difference(old: Tensor, new: Tensor) -> Tensor:
-    """`new - old`; a state that violates a hard constraint moves freely until it satisfies it, then never leaves."""
+    """`new - old`; a state that violates a hard constraint moves freely until it satisfies it, then never leaves.
+
+    Example:
+        >>> extra_difference(torch.tensor([1.0, torch.inf]), torch.tensor([3.0, torch.inf]))
+        tensor([2., 0.])
+    """
     both = old.isinf() & new.isinf()
     return torch.where(both, torch.zeros_like(new), new - old)
 
