@@ -16,7 +16,7 @@ from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.causal_families import tiny_causal
 from tests.models.residual_models import toy_encoder, toy_lm
 from tests.models.test_adapters import base, small_mlm, with_adapter, wrapped  # noqa: F401  # `base` is a fixture
-from tests.models.test_own_code import TripledBert, checkpoint, kind  # noqa: F401  # fixtures
+from tests.models.test_checkpoints import TripledBert, checkpoint, kind  # noqa: F401  # fixtures
 from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.seq2seq_families import tiny_seq2seq
 

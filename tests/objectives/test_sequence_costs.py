@@ -24,7 +24,7 @@ from hf_ebm.objectives.sequence_costs import (
 )
 from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.seq2seq_families import tiny_seq2seq
-from tests.test_encoders import encoded_rows
+from tests.test_encoded_once import encoded_rows
 
 NORMALIZED = [normalized_edit_distance, sentence_bleu_cost, meteor_without_synonyms_cost]
 

@@ -19,7 +19,7 @@ from hf_ebm.trainers import (
 from hf_ebm.trainers.sampled_risk import distinct
 from tests.causal_families import END, PAD, V, collate_left, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
-from tests.test_encoders import encoded_rows, error
+from tests.test_encoded_once import encoded_rows, error
 from tests.trainers.test_mgs import greedy_predictions
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
