@@ -65,11 +65,11 @@ class LeftOut(NamedTuple):
     error: float
 
 
-def left_out(log_weights: Tensor, inside: Tensor, log_partition: Tensor) -> LeftOut:
+def left_out(logs: Tensor, inside: Tensor, log_partition: Tensor) -> LeftOut:
     """Estimates the mass outside of candidate sets from draws of the whole space.
 
     Args:
-        log_weights: (N,) see `log_weights`.
+        logs: (N,) log weights of the draws, see `log_weights`.
         inside: (N,) bool, whether candidate sets hold a draw.
         log_partition: of the fills within the sets.
 
@@ -82,7 +82,7 @@ def left_out(log_weights: Tensor, inside: Tensor, log_partition: Tensor) -> Left
         >>> round(found.ratio, 4)  # a quarter of the draws, of weight 1, is outside: 0.25 beside 0.75
         0.3333
     """
-    weights = (log_weights.double() - log_partition).exp()
+    weights = (logs.double() - log_partition).exp()
     outside = weights.masked_fill(inside, 0)
     error = outside.std() / len(outside) ** 0.5 if len(outside) > 1 else outside.new_tensor(torch.inf)
     return LeftOut(float(outside.mean()), float(torch.maximum(error, weights.max() / len(weights))))
