@@ -28,7 +28,7 @@ def num_context_rows(length: int, count: int) -> int:
 
 
 def num_conditional_rows(length: int, count: int, own_token_read: bool = True) -> int:
-    """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens; see `reads_own_token`.
+    """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens.
 
     Example:
         >>> num_conditional_rows(3, 5)
