@@ -186,21 +186,21 @@ def direct_loss(result: SoftBeamResult, alpha: float) -> torch.Tensor:
     return (_beam_weights(result.scores, alpha) * result.costs).sum(-1)
 
 
-def hinge_loss(result: SoftBeamResult, gold: torch.Tensor, alpha: float) -> torch.Tensor:
+def hinge_loss(result: SoftBeamResult, gold_scores: torch.Tensor, alpha: float) -> torch.Tensor:
     """`max(0, s_max - s(y*))`, (B,), s_max the soft maximum of cost-augmented scores (Goyal et al. 2018, section 4).
 
     Args:
         result: of a cost-augmented search.
-        gold: s(y*), (B,), of the same normalization; see `gold_scores`.
+        gold_scores: s(y*), (B,), of the same normalization; see `gold_scores`.
 
     Example:
         >>> nothing = torch.zeros(0)
         >>> found = SoftBeamResult(torch.tensor([[1.0, 1.0]]), nothing, nothing, nothing)
-        >>> hinge_loss(found, gold=torch.tensor([0.5]), alpha=1.0)
+        >>> hinge_loss(found, gold_scores=torch.tensor([0.5]), alpha=1.0)
         tensor([0.5000])
     """
     best = (_beam_weights(result.scores, alpha) * result.scores).sum(-1)
-    return (best - gold).clamp_min(0)
+    return (best - gold_scores).clamp_min(0)
 
 
 def _beam_weights(scores: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -27,14 +27,14 @@ def num_context_rows(length: int, count: int) -> int:
     return length * count ** (length - 1)
 
 
-def num_conditional_rows(length: int, count: int, own_token_read: bool = True) -> int:
+def num_conditional_rows(length: int, count: int, reads_own_token: bool = True) -> int:
     """Rows that `conditional_log_probs` runs for a sequence of `length` scored positions of `count` tokens.
 
     Example:
         >>> num_conditional_rows(3, 5)
         33
     """
-    return length * (1 + count * (length - 1 if own_token_read else min(1, length - 1)))
+    return length * (1 + count * (length - 1 if reads_own_token else min(1, length - 1)))
 
 
 def scores_in_contexts(
