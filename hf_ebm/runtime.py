@@ -80,6 +80,12 @@ def joined(device: str | None) -> PartialState:
     return state
 
 
+def leave_others() -> None:
+    """Leaves the group of processes, if there is one: a process that ends with threads at work may be aborted."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def check_joined(found: int) -> None:
     """Raises `ValueError` if more processes were started than the `found` ones that know of each other."""
     if found < num_started():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 
 from hf_ebm import __version__
@@ -30,8 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         from transformers.utils import logging
 
-        from hf_ebm.runtime import check_launch
+        from hf_ebm.runtime import check_launch, leave_others
 
+        atexit.register(leave_others)
         if not sys.stderr.isatty():  # bars are for people
             logging.disable_progress_bar()
         check_launch(argv[0], DIVIDED)

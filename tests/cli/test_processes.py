@@ -1,5 +1,6 @@
 """Launchers start two processes; fewer than were asked for are told of, several of what runs in one are refused."""
 
+import atexit
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerate.commands.launch import launch_command, launch_command_parser
 
 import hf_ebm
@@ -46,6 +48,7 @@ variables, state, total = {**os.environ}, PartialState(cpu=True), torch.ones(1)
 torch.distributed.all_reduce(total)
 with open(f"{os.getpid()}.json", "w") as file:
     json.dump([variables, state.num_processes, state.process_index, int(total)], file)
+state.destroy_process_group()  # whose threads would end a process that ends before them
 """
 
 
@@ -79,6 +82,17 @@ def test_accelerate_starts_two_processes_that_know_of_each_other(options, launch
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert runtime.num_started() == 2
+
+
+def test_a_command_leaves_the_group_at_its_end(tmp_path, monkeypatch):
+    at_the_end = []
+    monkeypatch.setattr(atexit, "register", at_the_end.append)
+    with pytest.raises(SystemExit):
+        run("score", "--input", tmp_path / "none.txt")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    for function in [*at_the_end, *at_the_end]:
+        function()
+    assert not torch.distributed.is_initialized()
 
 
 def run_all(commands):

@@ -114,9 +114,12 @@ def type_into(panel, label: str, text: str) -> None:
 
 
 def empty(panel, label: str) -> None:
-    """Empties a field once what is there from the start has come, which would come back otherwise."""
-    expect(panel.get_by_label(label)).not_to_have_value("")
-    panel.get_by_label(label).fill("")
+    """Empties a field once what is there from the start has come; where it comes again, again."""
+    field = panel.get_by_label(label)
+    expect(field).not_to_have_value("")
+    while field.input_value():
+        field.fill("")
+        panel.page.wait_for_timeout(500)
 
 
 def test_a_chain_is_sampled(page, tmp_path):
