@@ -382,6 +382,17 @@ def test_a_table_of_long_outputs_runs(tmp_path, monkeypatch):
     assert {"MGS", "minimum risk", long_outputs.GLOBAL_NORMALIZED} <= set(report.rows)
 
 
+def test_words_that_train_lacks_are_made_of_its_pieces(monkeypatch):
+    texts = {"train": ["abc abc", "abc"], "validation": ["ab"], "test": ["abc"]}
+    splits = {name: Dataset.from_dict({"source": own, "target": own[::-1]}) for name, own in texts.items()}
+    monkeypatch.setattr(tasks, "load_verse_pairs", lambda max_words: DatasetDict(splits))
+    monkeypatch.setattr(tasks, "PIECES", 7)
+    task = Task("translation", 2, 1)
+    assert task.texts["train"]["target"][:] == ["▁abc", "▁abc ▁abc"] and task.texts["validation"]["target"] == ["▁ab"]
+    ids = task.encoded["validation"][0]["labels"]
+    assert detokenized(task.tokenizer.decode(ids, skip_special_tokens=True)) == "ab"
+
+
 def test_pieces_give_their_text_back():
     texts = ["uno dos, tres.", "¿quién es? “sí”"]
     splits = DatasetDict(train=Dataset.from_dict({"source": texts, "target": texts[::-1]}))

@@ -39,6 +39,7 @@ class TaskKind:
     hidden: int
     longest: int  # tokens of an output
     tagging: bool = False  # one label for each symbol of the source
+    pieces: bool = False  # symbols are pieces of words, of one vocabulary for both sides
 
 
 class Task:
@@ -47,11 +48,14 @@ class Task:
     def __init__(self, name: str, max_train: int, held_out: int):
         self.kind = TASKS[name]
         splits = self.kind.load()
-        everything = splits["train"]  # for the symbols: a small part may lack a rare one
+        # Of all of train, whose small part may lack a rare one; pieces of train's words may meet in others first.
+        symbols = {side: splits["train"][side] for side in ("source", "target")}
+        if self.kind.pieces:
+            symbols["target"] = [text for rows in splits.values() for side in symbols for text in rows[side]]
         for split, most in (("train", max_train), ("validation", held_out), ("test", held_out)):
             splits[split] = splits[split].select(range(min(most, len(splits[split]))))
         self.texts: DatasetDict = splits
-        self.tokenizer = symbol_tokenizer(everything["target"], everything["source"], model_max_length=128)
+        self.tokenizer = symbol_tokenizer(symbols["target"], symbols["source"], model_max_length=128)
         self.encoded = encode_pairs(splits, self.tokenizer)
 
     @cached_property
@@ -161,5 +165,7 @@ TASKS = {
         lambda: join_words(load_stress(), *PHRASES), tagging_metrics, "accuracy", 96, PHRASES[1] + 1, tagging=True
     ),
     "g2p-phrases": TaskKind(lambda: join_words(load_g2p(), *PHRASES), transcription_metrics, "bleu", 128, 45),
-    "translation": TaskKind(lambda: in_pieces(load_verse_pairs(25), PIECES), translation_metrics, "bleu", 192, 80),
+    "translation": TaskKind(
+        lambda: in_pieces(load_verse_pairs(25), PIECES), translation_metrics, "bleu", 192, 80, pieces=True
+    ),
 }
