@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from transformers import DataCollatorForSeq2Seq
 
 from hf_ebm.assets import held_out_verses, load_embedded_causal
-from hf_ebm.data.kjv import completion_rows
+from hf_ebm.data.bibles import completion_rows
 from hf_ebm.trainers import MGSConfig, MGSTrainer, MinimumRiskConfig, MinimumRiskTrainer
 
 parser = ArgumentParser(description=__doc__)

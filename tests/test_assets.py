@@ -21,8 +21,8 @@ from hf_ebm.assets import (
     train_causal_lm,
 )
 from hf_ebm.assets.train_masked_lm import held_out_loss
+from hf_ebm.data.bibles import MAX_WORDS, MIN_WORDS, completion_rows, split_clauses
 from hf_ebm.data.cmudict_tasks import load_g2p
-from hf_ebm.data.kjv import MAX_WORDS, MIN_WORDS, completion_rows, split_clauses
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.models.energy import length_log_probs
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DataCollatorForSeq2Seq, Generatio
 
 from benchmarks.reproduction.storage import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_CAUSAL_LM, held_out_verses, load_embedded_causal
-from hf_ebm.data.kjv import completion_rows, load_kjv_verses
+from hf_ebm.data.bibles import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.sequence_costs import non_termination, normalized_edit_distance, repetition
 from hf_ebm.trainers import MGSConfig, MGSTrainer

@@ -24,8 +24,8 @@ from transformers import (
 
 from benchmarks.reproduction.storage import digest, kept, kept_run, training_time
 from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
+from hf_ebm.data.bibles import load_kjv_verses
 from hf_ebm.data.conditional import split_continuations
-from hf_ebm.data.kjv import load_kjv_verses
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.candidates import SamplingParameters, candidate_energies, sample_continuations

@@ -11,10 +11,10 @@ from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import EvalPrediction, PreTrainedModel
 
+from hf_ebm.data.bibles import load_verse_pairs
 from hf_ebm.data.cmudict_tasks import join_words, load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
-from hf_ebm.data.verse_pairs import load_verse_pairs
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost

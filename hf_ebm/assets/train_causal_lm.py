@@ -33,7 +33,7 @@ from hf_ebm.assets.embedding import (
     script_arguments,
     training_arguments,
 )
-from hf_ebm.data.kjv import load_kjv_verses, split_held_out
+from hf_ebm.data.bibles import load_kjv_verses, split_held_out
 
 MAX_POSITIONS = 256
 

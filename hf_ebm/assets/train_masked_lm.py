@@ -40,7 +40,7 @@ from hf_ebm.assets.embedding import (
     script_arguments,
     training_arguments,
 )
-from hf_ebm.data.kjv import load_kjv_clauses
+from hf_ebm.data.bibles import load_kjv_clauses
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MAX_POSITIONS = 128

@@ -28,8 +28,8 @@ from hf_ebm.assets import (
     load_embedded_causal,
     load_embedded_pronunciation,
 )
+from hf_ebm.data.bibles import completion_rows
 from hf_ebm.data.cmudict_tasks import load_g2p
-from hf_ebm.data.kjv import completion_rows
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.model_modes import generated_ids
 from hf_ebm.models.energy import length_log_probs

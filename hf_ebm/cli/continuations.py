@@ -20,9 +20,8 @@ from hf_ebm.cli.common import (
     divided,
     setting_options,
 )
-from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import RunRecords
-from hf_ebm.cli.tables import Output, Records, check_writable, read_records
+from hf_ebm.cli.tables import Output, Records, check_writable, read_records, to_json
 from hf_ebm.data.conditional import split_continuations
 from hf_ebm.loading import is_residual, load_causal_model, load_residual_model
 from hf_ebm.model_facts import max_length, num_embeddings, special_ids

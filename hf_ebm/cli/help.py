@@ -18,7 +18,7 @@ COMMANDS = {
     "fill": ("the likeliest fills of all masks of a text together, with their probabilities", "filling"),
     "score": ("energies and pseudo-perplexities of texts", "scoring"),
     "rerank": ("rerank n-best lists", "scoring"),
-    "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "variants"),
+    "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "scoring"),
     "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
     "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
     "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 from filelock import FileLock, Timeout
 
-from hf_ebm.cli.json_lines import to_json
-from hf_ebm.cli.tables import Output, is_stream
+from hf_ebm.cli.tables import Output, is_stream, to_json
 from hf_ebm.runtime import put_in_place
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.sampler import kept_samples

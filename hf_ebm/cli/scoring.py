@@ -1,7 +1,8 @@
-"""`hf-ebm score` and `hf-ebm rerank`: energies of texts, and n-best lists ordered by them."""
+"""`hf-ebm score`, `rerank` and `variants`: energies of texts, minimal pairs, n-best lists, variants of a sequence."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pyarrow
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_number, as_string, shown
+from hf_ebm.checks import as_number, as_string, as_whole, check_choice, shown
 from hf_ebm.cli.common import ModelArguments, check_shared, command, divided, load_model
-from hf_ebm.cli.pairs import PairArguments, score_pairs
-from hf_ebm.cli.tables import Output, Records, check_writable, read_records
+from hf_ebm.cli.tables import Output, Records, check_writable, read_records, read_table, to_json
+from hf_ebm.data.metrics import accuracies_of, accuracy_of, compared_pairs
 from hf_ebm.loading import is_residual, load_residual_model
 from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.runtime import joined
+from hf_ebm.scoring.mutations import SCHEMES
 
 _SCORED = {
     "energy": pyarrow.float64(), "num_tokens": pyarrow.int64(), "num_unknown": pyarrow.int64(),
@@ -25,6 +28,11 @@ _SCORED = {
 _DETAILS = {
     "tokens": pyarrow.list_(pyarrow.string()), "token_energies": pyarrow.list_(pyarrow.float64()),
     "words": pyarrow.list_(pyarrow.string()), "word_energies": pyarrow.list_(pyarrow.float64()),
+}  # fmt: skip
+_TOKENS, _ENERGIES = pyarrow.list_(pyarrow.string()), pyarrow.list_(pyarrow.float64())
+_COMPARED = {
+    "energy_good": pyarrow.float64(), "energy_bad": pyarrow.float64(), "win": pyarrow.float64(),
+    "tokens_good": _TOKENS, "token_energies_good": _ENERGIES, "tokens_bad": _TOKENS, "token_energies_bad": _ENERGIES,
 }  # fmt: skip
 
 
@@ -44,6 +52,23 @@ class ScoreArguments:
     )
     stride: int = field(default=8, metadata={"help": "Masked rows per text with --variant stride."})
     details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
+
+
+@dataclass
+class PairArguments:
+    """Minimal pairs instead of texts."""
+
+    pairs: str | None = field(
+        default=None,
+        metadata={"help": "Records with pairs of sentences, as of BLiMP: .jsonl, .parquet, .csv; in place of --input."},
+    )
+    good_column: str = field(default="sentence_good", metadata={"help": "Field that holds a pair's good sentence."})
+    bad_column: str = field(default="sentence_bad", metadata={"help": "Field that holds a pair's bad sentence."})
+    group_column: str | None = field(
+        default=None, metadata={"help": "Field by whose texts accuracies are told apart, such as linguistics_term."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
+    num_resamples: int = field(default=2000, metadata={"help": "Resamples of the bootstrap."})
 
 
 @command(lambda: [ScoreArguments, PairArguments, ModelArguments])
@@ -100,6 +125,43 @@ def score(arguments: ScoreArguments, pairs: PairArguments, which: ModelArguments
     found = divided(state, len(records), scored)
     if state.is_main_process:
         output.write(found)
+
+
+def score_pairs(
+    given: PairArguments, output_path: str, which: ModelArguments, scored: Callable[..., ScoreOutput]
+) -> None:
+    """Writes a record for each pair and prints accuracies, a line of JSON for all pairs and one for each group.
+
+    Args:
+        scored: `(model, tokenizer, texts) -> ScoreOutput`.
+    """
+    path = str(given.pairs)
+    check_writable(output_path)
+    how: dict[str, Any] = {
+        "seed": as_whole("seed", given.seed, 0), "num_resamples": as_whole("num_resamples", given.num_resamples, 1),
+    }  # fmt: skip
+    state = joined(which.device)
+    check_shared(path, state.num_processes)
+    records = read_table(path, given.good_column)
+    good, bad = records.texts(given.good_column), records.texts(given.bad_column)
+    groups = None if given.group_column is None else list(map(str, records.column(given.group_column)))
+    if not good:
+        raise ValueError(f"{path}: there are no pairs")
+    output = Output(output_path, records, _COMPARED)
+    model, tokenizer = load_model(which, state.local_process_index)
+
+    def compared(share: slice) -> list[dict[str, Any]]:
+        both = [scored(model, tokenizer, texts[share]) for texts in (good, bad)]
+        return compared_pairs(*both)
+
+    found = divided(state, len(records), compared)
+    if not state.is_main_process:
+        return
+    output.write(found)
+    wins, summary = [record["win"] for record in found], sys.stderr if output_path == "-" else sys.stdout
+    print(to_json(accuracy_of(wins, **how)._asdict()), file=summary)
+    for name, own in ({} if groups is None else accuracies_of(wins, groups, **how)).items():
+        print(to_json({"group": name, **own._asdict()}), file=summary)
 
 
 _RERANKED = {
@@ -194,3 +256,70 @@ def _lists(records: Records, column: str, checked: Callable[[str, object], Any])
             raise ValueError(f"{place} must be a list that isn't empty, got {shown(entries)}")
         lists.append([checked(f"{place}, entry {number}", entry) for number, entry in enumerate(entries)])
     return lists
+
+
+def _schemes_help() -> str:
+    told = "; ".join(f"{name}: {scheme.about} (rows: {scheme.rows})" for name, scheme in SCHEMES.items())
+    return f"One or more, a column each. {told}. Default: the first.".replace("`", "")
+
+
+@dataclass
+class VariantsArguments:
+    """Which variants of what, and how they are scored."""
+
+    reference: str = field(metadata={"help": "FASTA file with one sequence, the wild type."})
+    mutations: str = field(
+        metadata={"help": "Records with the variants: .csv, .jsonl, .parquet, .txt (a variant a line), '-'."}
+    )
+    output: str = field(default="-", metadata={"help": "Where to: .csv, .jsonl, .parquet, '-' for standard output."})
+    mutation_column: str = field(
+        default="mutant", metadata={"help": "Field that holds a variant: A24G, or several changes as A24G:K30R."}
+    )
+    schemes: list[str] = field(default_factory=lambda: [next(iter(SCHEMES))], metadata={"help": _schemes_help})
+    offset: int = field(default=1, metadata={"help": "The number of the reference's first letter."})
+    letters: str | None = field(
+        default=None, metadata={"help": "What may stand at a site, for joint_log_prob; default: all tokens."}
+    )
+
+
+@command(lambda: [VariantsArguments, ModelArguments])
+def variants(arguments: VariantsArguments, which: ModelArguments) -> None:
+    """`hf-ebm variants`: scores of variants of a sequence of letters, in nats."""
+    further = which.inputs_by_name()
+    check_writable(arguments.output, ".csv")
+    for scheme in arguments.schemes:
+        check_choice("schemes", scheme, SCHEMES)
+    reference = read_fasta(arguments.reference)
+    records = read_table(arguments.mutations, arguments.mutation_column)
+    texts = records.texts(arguments.mutation_column)
+    output = Output(arguments.output, records, dict.fromkeys(arguments.schemes, pyarrow.float64()))
+    model, tokenizer = load_model(which)
+    found: list[dict[str, float]] = [{} for _ in texts]
+    for scheme in dict.fromkeys(arguments.schemes):
+        try:
+            scores = model.score_variants(
+                reference, texts, tokenizer, scheme=scheme, offset=arguments.offset, letters=arguments.letters,
+                token_budget=which.token_budget, further_inputs=further,
+            ).scores  # fmt: skip
+        except ValueError as error:
+            told = str(error).replace("variants: row", f"{arguments.mutations}: record", 1)
+            raise ValueError(told.replace("reference:", f"{arguments.reference}:", 1)) from error
+        for record, score in zip(found, scores.tolist(), strict=True):
+            record[scheme] = score
+    output.write(found)
+
+
+def read_fasta(path: str) -> str:
+    """The sequence of a FASTA file. Raises `ValueError` for none, several, or what is no text."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.strip() for line in file if line.strip() and not line.startswith(";")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not FASTA in UTF-8: {error}") from error
+    headers = [number for number, line in enumerate(lines) if line.startswith(">")]
+    sequence = "".join(line for line in lines if not line.startswith(">")).removesuffix("*")
+    if len(headers) > 1 or headers not in ([], [0]):
+        raise ValueError(f"{path} must hold one sequence, got {len(headers)}")
+    if not sequence:
+        raise ValueError(f"{path} holds no sequence")
+    return sequence

@@ -1,17 +1,17 @@
 """Transformers pipelines: `pipeline("energy-scoring", model="bert-base-uncased")` and its kin, over lists and columns.
 
-Importing this package registers five tasks. `tasks` and `filling` say what each takes and gives; `base` is what they
-share: how a name, or a model object, becomes the model of a pipeline, which inputs there are, and how they are batched.
+Importing this package registers five tasks. `tasks` says what each takes and gives; `base` is what they share: how a
+name, or a model object, becomes the model of a pipeline, which inputs there are, and how they are batched.
 """
 
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from hf_ebm.pipelines.base import loader_of
-from hf_ebm.pipelines.filling import JointFillMaskPipeline
 from hf_ebm.pipelines.tasks import (
     EnergyRerankingPipeline,
     EnergySamplingPipeline,
     EnergyScoringPipeline,
+    JointFillMaskPipeline,
     JointSamplingPipeline,
 )
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
-from hf_ebm.data.minimal_pairs import accuracy_of, compared_pairs
+from hf_ebm.data.metrics import accuracy_of, compared_pairs
 from hf_ebm.models.energy.scoring_energy import ScoreOutput
 from tests.cli.conftest import read, run
 from tests.conftest import plain_token_energies

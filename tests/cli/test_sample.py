@@ -10,9 +10,8 @@ import pytest
 from transformers.utils import logging
 
 from hf_ebm import ChainGenerationConfig, EnergyModel
-from hf_ebm.cli.json_lines import to_json
 from hf_ebm.cli.run_records import ChainRecords, RunRecords
-from hf_ebm.cli.tables import Output
+from hf_ebm.cli.tables import Output, to_json
 from hf_ebm.models.energy import generation_energy, saved_runs
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import KERNELS

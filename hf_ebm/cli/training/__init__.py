@@ -16,7 +16,7 @@ from accelerate import PartialState
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_ebm.cli.json_lines import to_json
+from hf_ebm.cli.tables import to_json
 
 
 def print_metrics(config: TrainingArguments, train: Callable[[], dict[str, float]]) -> None:

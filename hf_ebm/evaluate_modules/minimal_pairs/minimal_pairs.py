@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import evaluate
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.data.minimal_pairs import accuracies_of, accuracy_of, compared_pairs
+from hf_ebm.data.metrics import accuracies_of, accuracy_of, compared_pairs
 from hf_ebm.evaluate_modules import CheckedInputs, described, energy_model, score, texts
 from hf_ebm.models.energy import EnergyModel
 

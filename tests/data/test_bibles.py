@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from hf_ebm.data import verse_pairs
-from hf_ebm.data.verse_pairs import load_verse_pairs, parse_verses
+from hf_ebm.data import bibles
+from hf_ebm.data.bibles import load_verse_pairs, parse_verses
 
 PROGRAM = """#!/bin/sh
 [ "$2" = system ] && printf 'Biblical Texts:\\nengWEB9eb : English\\nspaRV9eb : Spanish\\n' && exit
@@ -26,9 +26,9 @@ def program(tmp_path, monkeypatch):
     path.write_text(PROGRAM)
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    verse_pairs._verses.cache_clear()
+    bibles._verses.cache_clear()
     yield path
-    verse_pairs._verses.cache_clear()
+    bibles._verses.cache_clear()
 
 
 def test_verses_are_paired_by_reference_and_split_by_number(program):
@@ -48,7 +48,7 @@ def test_long_verses_are_left_out(program):
 def test_what_is_missing_is_told(program, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"max_train .* from 1 to 57, got 58"):
         load_verse_pairs(max_train=58)
-    verse_pairs._verses.cache_clear()
+    bibles._verses.cache_clear()
     program.write_text("#!/bin/sh\necho nothing")
     with pytest.raises(RuntimeError, match=r"spaRV: install .*diatheke, sword-text-sparv"):
         load_verse_pairs()
