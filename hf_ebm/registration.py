@@ -8,7 +8,10 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Where each type of model is defined, and registered as that is imported.
 MODEL_TYPES = {
@@ -69,3 +72,25 @@ class _Configurations(dict):
 
     def items(self) -> ItemsView:  # type: ignore[override]
         return ItemsView(self)
+
+
+def register(
+    config_class: type[PreTrainedConfig],
+    auto_classes: dict[Any, type[PreTrainedModel]],
+    inside_a_checkpoint: bool = False,
+) -> None:
+    """Registers a configuration, and a model class with each auto class.
+
+    The code of a checkpoint is found by its `auto_map`. Registered, it would stand in for the code of every other
+    checkpoint of its type, so of it only models inside another model are, which are looked up by their type alone. An
+    installed `hf_ebm` goes before.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    remote = config_class.__module__.startswith("transformers_modules.")
+    if remote and (config_class.model_type in CONFIG_MAPPING or not inside_a_checkpoint):
+        return
+    AutoConfig.register(config_class.model_type, config_class)
+    for auto_class, model_class in auto_classes.items():
+        auto_class.register(config_class, model_class)

@@ -13,16 +13,18 @@ from typing import Any
 class _Renamed(ModuleType):
     """Stands under a module's old name and looks its contents up under the new one, which is imported then."""
 
-    def __init__(self, old: str, new: str):
-        super().__init__(old, f"Renamed: it is `{new}`.")
-        self._new = new
+    def __init__(self, old: str, new: str | tuple[str, ...]):
+        self._new = (new,) if isinstance(new, str) else new
+        super().__init__(old, f"Renamed: it is `{'`, `'.join(self._new)}`.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # which tools ask of every module
             raise AttributeError(name)
-        found = getattr(importlib.import_module(self._new), name)
-        warn_of_rename(f"{self.__name__}.{name}", f"{self._new}.{name}")
-        return found
+        for new in self._new:
+            if hasattr(module := importlib.import_module(new), name):
+                warn_of_rename(f"{self.__name__}.{name}", f"{new}.{name}")
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 def warn_of_rename(old: str, new: str) -> None:
@@ -30,12 +32,12 @@ def warn_of_rename(old: str, new: str) -> None:
     warnings.warn(f"{old} is called {new} now; the old name will go", FutureWarning, stacklevel=3)
 
 
-def rename_modules(package: str, names: Mapping[str, str]) -> None:
+def rename_modules(package: str, names: Mapping[str, str | tuple[str, ...]]) -> None:
     """Lets modules that were in a package be imported from where they were.
 
     Args:
         package: its full name.
-        names: for each module's old name in the package the new full name.
+        names: for each module's old name in the package the new full name; or several, that it was divided into.
     """
     for old, new in names.items():
         stand_in = _Renamed(f"{package}.{old}", new)

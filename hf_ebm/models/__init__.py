@@ -2,7 +2,7 @@
 
 - `energy`: masked language models as energies; `residual`: a causal language model corrected by an energy;
 - `autoregressive_product`: a product of two causal models; `lstm`: recurrent sequence-to-sequence models;
-- `checkpoints`, `adapters`, `fingerprints`, `common`: what they share.
+- `checkpoints`, `adapters`, `fingerprints`, `reranking`: what they share.
 """
 
 from hf_ebm.renamed import rename_modules
@@ -10,7 +10,8 @@ from hf_ebm.renamed import rename_modules
 _MOVED = {
     "configs": "models.checkpoints", "own_code": "models.checkpoints", "weights": "models.checkpoints",
     "position_limits": "model_facts", "probes": "model_facts",
-    "publishing": "models.common", "reranking": "models.common",
     "autoregressive_product.modeling_product": "models.autoregressive_product",
 }  # fmt: skip
+_PUBLISHING = ("hf_ebm.models.checkpoints", "hf_ebm.registration")
 rename_modules(__name__, {old: f"hf_ebm.{new}" for old, new in _MOVED.items()})
+rename_modules(__name__, {"common": ("hf_ebm.models.reranking", *_PUBLISHING), "publishing": _PUBLISHING})

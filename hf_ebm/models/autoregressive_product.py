@@ -18,14 +18,15 @@ from hf_ebm.model_facts import counts_padding, is_causal, num_embeddings, share_
 from hf_ebm.models.adapters import refuse_adapters, unwrapped
 from hf_ebm.models.checkpoints import (
     CompositeConfig,
+    PublishingMixin,
     inner_config,
     is_config,
     keep_weights,
     load_whole,
     refuse_class_of_its_own,
 )
-from hf_ebm.models.common import PublishingMixin, register
 from hf_ebm.objectives.losses import IGNORED, at_least_float32, cross_entropy_sum
+from hf_ebm.registration import register
 
 if TYPE_CHECKING:
     from typing import Self

@@ -1,4 +1,4 @@
-"""Models inside others, as checkpoints hold them: their configurations, the code that comes with them, their weights.
+"""Models in checkpoints: those inside others, with configurations, code and weights; and how ours are published.
 
 A class that comes with a checkpoint is named by `auto_map` in its configuration and lies in files beside it.
 """
@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save, get_class_from_dynamic_module
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_ebm.checks import as_whole, wholes
+from hf_ebm.model_modes import compiled_in_place
 
 if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo, ModelCard
     from typing_extensions import TypeIs
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -301,3 +303,46 @@ def _written(model_class: type) -> type:
 
 def _file(owner: type) -> str:
     return _written(owner).__module__.rpartition(".")[2]
+
+
+class PublishingMixin(PreTrainedModel):
+    """Gives a model `push_to_hub` with a card, a tokenizer, and its code for those without `hf_ebm`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A part that was compiled is compiled in place, so that what is saved has the names of its weights."""
+        super().__setattr__(name, compiled_in_place(value))
+
+    def card_facts(self) -> dict[str, Any]:
+        """What the card says of this kind of model in place of what it says of any; all of it may be left out.
+
+        Keys: `template` (a file of `hub_cards`), `tags`, `task` (of its results), `citations` (names in
+        `hf_ebm.publishing.citations`), and what the template reads beside.
+        """
+        return {}
+
+    def push_to_hub(  # type: ignore[override]  # Transformers' takes anything
+        self,
+        repo_id: str,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        card: ModelCard | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo:
+        """Uploads weights, configuration, generation settings, tokenizer, card and code as one commit.
+
+        Args:
+            repo_id: name of the repository, `"user/name"`; it is created if there is none.
+            tokenizer: uploaded beside the model.
+            card: a `ModelCard`; by default `hf_ebm.publishing.cards.model_card(self, name=…)`, which then states what
+                can be seen from the model alone.
+            kwargs: `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr`,
+                `max_shard_size`, `tags` as in Transformers.
+
+        Raises:
+            OSError: if the upload fails; it says what is still there.
+        """
+        try:
+            from hf_ebm.publishing.hub import push_model
+        except ImportError as error:  # the class came with a checkpoint's own code
+            raise ImportError("push_to_hub needs the package hf_ebm, which is not installed") from error
+        return push_model(self, repo_id, tokenizer=tokenizer, card=card, **kwargs)

@@ -196,7 +196,7 @@ def _template(name: str) -> str:
 
 
 def _kind(model: PreTrainedModel) -> dict[str, Any]:
-    """What a model says of its kind (`card_facts` of `hf_ebm.models.common`) over what is seen of any."""
+    """What a model says of its kind (`card_facts` of `PublishingMixin`) over what is seen of any."""
     tasks = {"AutoModelForSeq2SeqLM": "text2text-generation", "AutoModelForMaskedLM": "fill-mask"}
     autos = auto_classes(type(model), required=False)
     task = next((tasks[auto] for auto in autos if auto in tasks), "text-generation")

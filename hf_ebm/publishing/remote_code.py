@@ -25,7 +25,7 @@ from hf_ebm.checks import as_path
 
 PACKAGE = __name__.partition(".")[0]
 ENTRY = "modeling_hf_ebm"
-REGISTRATION = f"{PACKAGE}.models.common"
+REGISTRATION = f"{PACKAGE}.registration"
 # Not part of a model: what publishes one is asked for only where this package is installed.
 _LEFT_OUT = f"{PACKAGE}.publishing"
 # Examples in docstrings import what isn't published.

@@ -20,7 +20,7 @@ MODULES = [
 DATA = [f"hf_ebm.data.{name}" for name in ("conditional", "metrics", "symbols", "synthetic")]
 OTHERS = [
     *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.bibles",
-    "hf_ebm.models.autoregressive_product", "hf_ebm.models.common", "hf_ebm.models.energy.conditional_energy",
+    "hf_ebm.models.autoregressive_product", "hf_ebm.models.reranking", "hf_ebm.models.energy.conditional_energy",
     "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy",
     "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.scoring_energy",
     "hf_ebm.models.residual.modeling_residual", "hf_ebm.models.residual.scoring_residual", "hf_ebm.plots",
@@ -33,7 +33,8 @@ SHOWN_ELSEWHERE = {
     "length_limits", "substitution_scores",
     "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs",
     "chain_generator", "check_run_fits", "compared_pairs", "conditional_log_probs", "contiguous", "decoded",
-    "default_token_budget", "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs", "import_arviz", "kernel_at",
+    "default_token_budget", "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs",
+    "import_arviz", "kernel_at",
     "last_expansions", "mask_predict", "metropolis_hastings", "output_of", "proposal_of", "read_in_compiled",
     "reads_own_token", "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts",
     "settings_without_effect", "started", "token_energies", "variant_token_energies", "warn_of_poor_samples",

@@ -24,6 +24,7 @@ from hf_ebm.models.adapters import (
     unwrapped,
 )
 from hf_ebm.models.checkpoints import (
+    PublishingMixin,
     check_found_again,
     has_own_code,
     inner_config,
@@ -32,7 +33,6 @@ from hf_ebm.models.checkpoints import (
     refuse_own_code,
     save_code,
 )
-from hf_ebm.models.common import PublishingMixin, register, rerank
 from hf_ebm.models.energy.conditional_energy import generate_from_sources
 from hf_ebm.models.energy.configuration_energy import EnergyConfig, rehearse, resized_number, resized_roles
 from hf_ebm.models.energy.fill_energy import fill
@@ -41,6 +41,8 @@ from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, ch
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
 from hf_ebm.models.energy.mutations_energy import score_variants
 from hf_ebm.models.energy.scoring_energy import score, score_ids
+from hf_ebm.models.reranking import rerank
+from hf_ebm.registration import register
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.scoring.energies import ENERGIES, token_energies
 from hf_ebm.scoring.head import PositionLogits

@@ -18,9 +18,16 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import TransformersKwargs
 
-from hf_ebm.models.common import PublishingMixin, register
-from hf_ebm.models.lstm.configuration_lstm import LSTMSeq2SeqConfig
-from hf_ebm.models.lstm.modules_lstm import LSTMCache, LSTMDecoder, LSTMEncoder, init_uniform, right_padded_lengths
+from hf_ebm.models.checkpoints import PublishingMixin
+from hf_ebm.models.lstm.modules_lstm import (
+    LSTMCache,
+    LSTMDecoder,
+    LSTMEncoder,
+    LSTMSeq2SeqConfig,
+    init_uniform,
+    right_padded_lengths,
+)
+from hf_ebm.registration import register
 
 # Label of positions without a target.
 _IGNORED = -100

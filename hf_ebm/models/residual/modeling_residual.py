@@ -18,12 +18,19 @@ from hf_ebm.generation_settings import SettingsGenerationMixin
 from hf_ebm.model_facts import limit_of
 from hf_ebm.model_modes import model_output, state_kept
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapters
-from hf_ebm.models.checkpoints import inner_config, is_config, keep_weights, load_whole, refuse_class_of_its_own
-from hf_ebm.models.common import PublishingMixin, register, rerank
-from hf_ebm.models.residual.configuration_residual import ResidualEnergyConfig
+from hf_ebm.models.checkpoints import (
+    PublishingMixin,
+    inner_config,
+    is_config,
+    keep_weights,
+    load_whole,
+    refuse_class_of_its_own,
+)
+from hf_ebm.models.reranking import rerank
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, generate
 from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
 from hf_ebm.models.residual.joined_models import (
+    ResidualEnergyConfig,
     Retokenizer,
     checked_models,
     dtype_name,
@@ -35,6 +42,7 @@ from hf_ebm.models.residual.joined_models import (
 )
 from hf_ebm.models.residual.scoring_residual import score
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.registration import register
 
 if TYPE_CHECKING:
     from typing import Self
