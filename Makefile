@@ -1,17 +1,19 @@
-# make setup | sample | test | test-fast | test-processors | test-device | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
+# make setup | real | sample | test | test-fast | test-processors | test-device | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup sample test test-fast test-processors test-device lint docs help wheel
+.PHONY: setup real sample test test-fast test-processors test-device lint docs help wheel
 
 # Bytecode is made of what is imported, when it is: that is under a third of what is installed. The warning that is left out
 # says what an editable install is.
 PIP_INSTALL := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --no-compile
 
-setup: $(VENV)/.installed-dev
+REAL := $(VENV)/real/rxnmapper-0.4.3-py3-none-any.whl
+
+setup: $(VENV)/.installed-dev real
 
 # The package alone, and on top of it what tests, documentation and checks need.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -22,6 +24,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# A trained model of chemical reactions, for tests, benchmarks and an example. Its package wants an older Transformers than
+# ours, so it is read from the wheel, not installed.
+real: $(REAL)
+
+$(REAL): $(VENV)/.installed
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(@D) rxnmapper==0.4.3
 	touch $@
 
 sample: $(VENV)/.installed

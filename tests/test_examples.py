@@ -11,6 +11,7 @@ import torch
 
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded_causal
+from tests.real_models import reaction_wheel
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,14 @@ def finds_the_sentences(found: dict, printed: str) -> None:
     assert printed.splitlines()[-1].startswith("3 of 3 sentences")
     shuffled = found["model"].score([candidates[1] for candidates in found["lists"]], found["tokenizer"]).energy
     assert (found["scores"].energy < shuffled).all()
+
+
+def fills_the_same_atom_twice(found: dict, printed: str) -> None:
+    joint, independent = printed.split("independent")
+    fills = re.findall(r"^ +(\S+)  CC\(=O\)Cl\.(\w+)Cc1ccccc1>>CC\(=O\)(\w+)Cc1ccccc1$", joint, re.M)
+    assert {one for _, one, other in fills if one == other} >= {"N", "O", "S"}
+    assert sum(float(share) for share, one, other in fills if one == other) > 0.98
+    assert "NCc1ccccc1>>CC(=O)OCc1ccccc1" in independent.splitlines()[1]  # the masks know nothing of each other
 
 
 def pronounces(found: dict, printed: str) -> None:
@@ -79,6 +88,7 @@ def measures_its_cost(found: dict, printed: str) -> None:
 SMALL: dict[str, tuple[str, Callable[[dict, str], None]]] = {
     "sample": ("--length 5 --num_chains 3 --num_epochs 8", prints_energies_of_its_samples),
     "infill": ("--num_chains 4 --num_epochs 12", keeps_to_its_constraint),
+    "reactions": ("WHEEL --atoms N O S C", fills_the_same_atom_twice),
     "score_and_rerank": ("--num_texts 3 --num_candidates 3", finds_the_sentences),
     "conditional_generation": ("--words cat strength --num_chains 3 --num_epochs 6", pronounces),
     "publish": ("--folder published --num_epochs 6", loads_without_the_library),
@@ -112,6 +122,8 @@ def run(name: str, arguments: str, monkeypatch) -> dict:
 def test_script_does_what_it_says(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments, check = SMALL[name]
+    if "WHEEL" in arguments:
+        arguments = arguments.replace("WHEEL", str(reaction_wheel()))
     check(run(name, arguments, monkeypatch), capsys.readouterr().out)
 
 

@@ -189,9 +189,16 @@ def chain_estimate(ids: Tensor, weights: Tensor, chains: Tensor) -> ChainEstimat
     sums.index_put_((chains.repeat_interleave(ids.shape[1]), which), weights.flatten().double(), accumulate=True)
     means = sums / chains.bincount(minlength=number)[:, None]
     probabilities = means.mean(0)
-    squares = torch.zeros_like(probabilities).index_add(0, which, weights.flatten().double().square()) / len(chains)
+    # What one sample says of a thing in several places is one number.
+    sample = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+    pairs, place = (sample * len(different) + which).unique(return_inverse=True)
+    said = torch.zeros(len(pairs), dtype=torch.float64, device=ids.device).index_add(
+        0, place, weights.flatten().double()
+    )
+    of = pairs % len(different)
+    squares = torch.zeros_like(probabilities).index_add(0, of, said.square()) / len(chains)
     independent = (squares - probabilities.square()).clamp_min(0).sqrt() / len(chains) ** 0.5
-    told = torch.zeros_like(probabilities).index_add(0, which, (weights.flatten() > 0).double())
+    told = torch.zeros_like(probabilities).index_add(0, of, (said > 0).double())
     independent = torch.maximum(independent, (told < len(chains)).double() / len(chains))
     errors = means.std(0) / number**0.5 if number > 1 else torch.full_like(probabilities, torch.nan)
     order = probabilities.argsort(descending=True, stable=True)

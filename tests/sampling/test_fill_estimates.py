@@ -81,3 +81,15 @@ def test_errors_are_those_between_chains_and_no_less_than_of_independent_samples
     assert stuck.probabilities.tolist() == [0.5, 0.5] and stuck.errors.tolist() == pytest.approx([0.5, 0.5])
     even = chain_estimate(ids, torch.ones(8, 1), torch.tensor([0, 1, 0, 1, 0, 0, 1, 1]))
     assert even.errors.tolist() == pytest.approx([(0.25 / 8) ** 0.5] * 2)
+
+
+def test_what_a_sample_says_twice_of_a_thing_is_one_number():
+    """As conditionals of two slots do, which both hold the sample itself."""
+    once = torch.tensor([0.5, 0.0, 0.25, 1.0, 0.0, 0.25], dtype=torch.float64)
+    ids = torch.tensor([[7, 8]]).expand(6, 2)[..., None]
+    single = chain_estimate(ids, torch.stack([once, 1 - once], 1), torch.tensor([0, 1, 0, 1, 0, 1]))
+    halves = torch.cat([ids, ids], 1), torch.stack([once, 1 - once], 1).repeat(1, 2) / 2
+    double = chain_estimate(*halves, torch.tensor([0, 1, 0, 1, 0, 1]))
+    assert torch.equal(single.probabilities, double.probabilities)
+    assert torch.allclose(single.errors, double.errors)
+    assert float(single.errors[0]) >= float(once.std(correction=0) / 6**0.5) - 1e-12

@@ -341,6 +341,7 @@ def _chains(task: FillTask, layout: Layout, starts: Tensor) -> ChainGenerationOu
     settings: dict[str, Any] = dict(
         kernel="metropolis_hastings", num_epochs=epochs, burn_in=epochs // 4, thinning=1,
         block_size=1, accept_all_epochs=0, energy_temperature=task.temperature, energy_temperature_decay=0.0,
+        proposal_temperature=task.temperature,
         suppress_tokens=(~union).nonzero()[:, 0].tolist(), seed=task.seed,
     )  # fmt: skip
     free = (space.ids == task.runner.mask_id).expand_as(starts)
