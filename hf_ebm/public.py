@@ -16,7 +16,7 @@ from hf_ebm.models.residual import (
     ResidualEnergyConfig,
     ResidualEnergyModel,
 )
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.relaxations.soft_beam import soft_beam_search
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.texts import TextEnergy

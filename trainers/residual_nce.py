@@ -15,10 +15,15 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_ebm.checks import as_truth, as_whole
 from hf_ebm.models.adapters import refuse_adapters
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.candidates import SamplingParameters, sample_continuations
-from hf_ebm.models.residual.inputs_residual import as_id_rows, check_continuations, check_prefixes, lm_of
-from hf_ebm.objectives.losses import log_self_normalizer, noise_contrastive_loss
-from hf_ebm.objectives.partition_function import check_energies
+from hf_ebm.models.residual.candidates import (
+    SamplingParameters,
+    as_id_rows,
+    check_continuations,
+    check_prefixes,
+    lm_of,
+    sample_continuations,
+)
+from hf_ebm.objectives.losses import check_energies, log_self_normalizer, noise_contrastive_loss
 from hf_ebm.publishing import citations
 from hf_ebm.random_state import batch_seed
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer

@@ -22,8 +22,8 @@ from hf_ebm.relaxations.soft_beam import (
     gold_scores,
     hinge_loss,
     relaxed_beam_search,
+    soft_beam_search,
 )
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
 from hf_ebm.trainers.batches import (
     COLUMNS,
     check_columns,

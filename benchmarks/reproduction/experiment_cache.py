@@ -25,7 +25,7 @@ from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, tr
 from benchmarks.reproduction.tasks import Task, TaskKind
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.objectives.costs import HammingCost
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.relaxations.soft_beam import soft_beam_search
 
 
 @dataclass(frozen=True)

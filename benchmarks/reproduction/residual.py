@@ -16,7 +16,7 @@ from benchmarks.reproduction.residual_runs import (
     ResidualScale,
 )
 from hf_ebm.models.residual.scoring_residual import bounds_by_size, lm_log_probs, position_log_probs
-from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+from hf_ebm.objectives.losses import effective_sample_size, log_importance_weights
 from hf_ebm.plots import plot_perplexity_bounds
 
 SPLITS = ("validation", "test")

@@ -31,9 +31,9 @@ from hf_ebm.models.residual.candidates import (
     SamplingParameters,
     check_batch_fits,
     check_continuations_fit,
+    lm_of,
     sample_continuations,
 )
-from hf_ebm.models.residual.inputs_residual import lm_of
 from hf_ebm.models.residual.scoring_residual import ResidualPerplexity, lm_log_probs, residual_perplexity
 from hf_ebm.random_state import stream_seed
 from hf_ebm.runtime import joined

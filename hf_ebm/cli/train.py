@@ -25,24 +25,22 @@ from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
 from hf_ebm.cli.training.energies import EnergyArguments, ResidualArguments, train_energy, train_residual
 from hf_ebm.cli.training.models import (
     FRESH,
-    TrainedModelArguments,
-    check_fresh_checkpoint,
-    check_ids,
-    end_token,
-    fresh_model,
-    fresh_settings,
-    max_positions,
-    padding_tokenizer,
-    pretrained,
-)
-from hf_ebm.cli.training.scores import (
     LOWER_IS_BETTER,
     GenerationMetrics,
     ScorerArguments,
+    TrainedModelArguments,
+    check_fresh_checkpoint,
+    check_ids,
     check_lengths,
     check_targets,
+    end_token,
+    fresh_model,
+    fresh_settings,
     longest_decoded,
+    max_positions,
     metric_names,
+    padding_tokenizer,
+    pretrained,
     scorer_cost,
 )
 from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokenizer

@@ -1,8 +1,7 @@
 """Training objectives as pure functions on tensors; import from the modules.
 
-`losses` of tokens, candidates and energies; `mgs`, a search of parameters; `partition_function`, estimates of log Z;
-`costs` says what a cost is, `sequence_costs` are those with names; `completions` are prompts and what follows them as
-rows.
+`losses` of tokens, candidates and energies, with estimates of log Z; `mgs`, a search of parameters; `costs` says what a
+cost is, `sequence_costs` are those with names; `completions` are prompts and what follows them as rows.
 """
 
 from hf_ebm.renamed import rename_modules
@@ -14,6 +13,7 @@ rename_modules(
         "decomposable_costs": f"{__name__}.costs",
         "enumerated": "hf_ebm.exact",
         "noise_contrastive": f"{__name__}.losses",
+        "partition_function": f"{__name__}.losses",
         "parameter_search": f"{__name__}.mgs",
         "schedules": "hf_ebm.relaxations.soft_choices",
         "scorer_cost": "hf_ebm.trainers.scorer_cost",

@@ -22,7 +22,7 @@ from transformers import (
 
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
-from hf_ebm.cli.training.scores import TAGGING, TRANSCRIPTION
+from hf_ebm.cli.training.models import TAGGING, TRANSCRIPTION
 from hf_ebm.data.cmudict_tasks import load_g2p, load_stress
 from hf_ebm.data.metrics import tagging_scores, transcription_scores
 from hf_ebm.data.symbols import symbol_tokenizer

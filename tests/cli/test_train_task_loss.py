@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.cli.training.data import BUILT_IN
-from hf_ebm.cli.training.scores import TAGGING, TRANSCRIPTION
+from hf_ebm.cli.training.models import TAGGING, TRANSCRIPTION
 from hf_ebm.data.metrics import transcription_scores
 from hf_ebm.data.symbols import symbol_tokenizer
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance

@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 
-from hf_ebm.objectives.partition_function import (
+from hf_ebm.objectives.losses import (
     effective_sample_size,
     log_importance_weights,
     log_partition_bounds,

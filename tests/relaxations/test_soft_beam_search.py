@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import StoppingCriteria
 
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.relaxations.soft_beam import soft_beam_search
 from tests.seq2seq_families import FAMILIES, seq2seq_batch, tiny_seq2seq
 
 

@@ -8,8 +8,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, set_seed
 
 from hf_ebm.objectives.costs import HammingCost
-from hf_ebm.relaxations.soft_beam import SoftBeamSettings, direct_loss, gold_scores, hinge_loss, relaxed_beam_search
-from hf_ebm.relaxations.soft_beam_search import soft_beam_search
+from hf_ebm.relaxations.soft_beam import (
+    SoftBeamSettings,
+    direct_loss,
+    gold_scores,
+    hinge_loss,
+    relaxed_beam_search,
+    soft_beam_search,
+)
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
 from hf_ebm.trainers import (
     CrossEntropyConfig,

@@ -1,6 +1,6 @@
 """What the objectives of `hf-ebm train` share: their folder, their run and its result.
 
-- `data`: what is read; `models`: what is trained; `scores`: how it is judged; `energies`: the objectives of energies.
+- `data`: what is read; `models`: what is trained, and how it is judged; `energies`: the objectives of energies.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hf_ebm.loading import EMBEDDED, loading
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.fingerprints import fingerprint
 from hf_ebm.models.residual import ResidualEnergyModel
-from hf_ebm.models.residual.inputs_residual import lm_of
+from hf_ebm.models.residual.candidates import lm_of
 from hf_ebm.texts import report_unknown
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
 

@@ -17,12 +17,14 @@ from hf_ebm.models.residual.candidates import (
     SamplingParameters,
     candidate_energies,
     check_continuations_fit,
+    check_prefixes,
+    lm_of,
     sample_continuations,
     sample_stepwise,
+    unpadded,
 )
-from hf_ebm.models.residual.inputs_residual import check_prefixes, lm_of, unpadded
 from hf_ebm.objectives.completions import pad_right
-from hf_ebm.objectives.partition_function import effective_sample_size, log_importance_weights
+from hf_ebm.objectives.losses import effective_sample_size, log_importance_weights
 from hf_ebm.random_state import stream_seed
 
 if TYPE_CHECKING:

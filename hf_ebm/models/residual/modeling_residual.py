@@ -27,8 +27,8 @@ from hf_ebm.models.checkpoints import (
     refuse_class_of_its_own,
 )
 from hf_ebm.models.reranking import rerank
+from hf_ebm.models.residual.candidates import as_id_rows, lm_of
 from hf_ebm.models.residual.generation_residual import JointGenerationConfig, generate
-from hf_ebm.models.residual.inputs_residual import as_id_rows, lm_of
 from hf_ebm.models.residual.joined_models import (
     ResidualEnergyConfig,
     Retokenizer,

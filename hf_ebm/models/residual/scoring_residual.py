@@ -20,14 +20,16 @@ from hf_ebm.model_modes import evaluation_mode, model_output, state_kept
 from hf_ebm.models.residual.candidates import (
     SamplingParameters,
     candidate_energies,
+    check_continuations,
     check_continuations_fit,
+    check_prefixes,
     clamped_energies,
+    lm_of,
     log_partition_of_last_token,
     sample_continuations,
 )
-from hf_ebm.models.residual.inputs_residual import check_continuations, check_prefixes, lm_of
 from hf_ebm.objectives.completions import completion_token_log_probs
-from hf_ebm.objectives.partition_function import (
+from hf_ebm.objectives.losses import (
     LogPartitionBounds,
     check_energies,
     effective_sample_size,
