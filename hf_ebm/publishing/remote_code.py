@@ -193,6 +193,7 @@ def _bound(node: ast.stmt) -> set[str]:
     return found
 
 
+@functools.cache
 def _needed(module: str, node: ast.stmt, name: str) -> set[tuple[str, str]]:
     """What a statement reads, that of an import for one of its names."""
     found = set()

@@ -1,8 +1,7 @@
-"""Pushes every kind of model and what every trainer made, for `test_hub`; prints what each one computes as JSON."""
+"""Pushes every kind of model and what every trainer made, for `hub_runs`; writes what each one computes as JSON."""
 
 import gc
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -122,14 +121,9 @@ def push_in_vain() -> dict:
 
 
 def main(folder: str) -> None:
-    torch.set_num_threads(1)
-    gc.freeze()  # every training begins with a collection, which what is imported makes a long one
+    gc.freeze()  # what has been imported since
     found: dict = {}
     push_models(found)
     push_trainers(found, Path(folder))
     Path(folder, "found.json").write_text(json.dumps(found))
     Path(folder, "broken.json").write_text(json.dumps(push_in_vain()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
