@@ -1,13 +1,10 @@
-"""Runs blocks of Python, each in a namespace of its own, for `test_examples`: `python run_blocks.py BLOCKS.json`."""
+"""Runs blocks of Python, each in a namespace of its own, for `hub_runs`."""
 
 import json
-import sys
 from pathlib import Path
 
-import torch
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for name, code in json.loads(Path(sys.argv[1]).read_text()).items():
-        print(f"--- {name}", file=sys.stderr)
+def main(blocks: str) -> None:
+    for name, code in json.loads(Path(blocks).read_text()).items():
+        print(f"--- {name}")
         exec(compile(code, name, "exec"), {})

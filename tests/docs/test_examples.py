@@ -1,4 +1,4 @@
-"""Every code block of the README, the guides and the other pages runs; those of Hub models against a Hub of our own."""
+"""Every code block of the README, the guides and the other pages runs; those of Hub models in `test_hub`."""
 
 import json
 import os
@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from hf_ebm.cli.main import main
-from tests.docs.hub_models import HUB_MODELS, repository
-from tests.publishing.hub_server import HubServer
+from tests.docs.hub_models import HUB_MODELS
 
 pytestmark = pytest.mark.docs
 
@@ -61,23 +60,6 @@ def test_samples_of_a_small_space_are_as_near_as_independent_draws(tmp_path, mon
     floor = float((exact.log_probabilities.exp() / (2 * torch.pi * len(samples))).sqrt().sum())
     found = [exact.total_variation(own) for own in (samples, names["independent"])]
     assert len(samples) == 2500 and found == pytest.approx([floor, floor], rel=0.4) and floor < 0.06, (found, floor)
-
-
-def test_python_with_hub_models_runs(tmp_path):
-    assert len(HUB) >= 5
-    hub = HubServer(user="you")
-    for name in HUB_MODELS:
-        hub.files[name], hub.commits[name] = repository(name), []
-    (tmp_path / "blocks.json").write_text(json.dumps(HUB))
-    environment = {
-        **os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_token", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0",
-        "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1",
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("run_blocks.py")), "blocks.json"]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    hub.close()
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stderr.count("--- ") == len(HUB)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -3,7 +3,7 @@
     python -S hub_runs.py FOLDER   (with the variables of the Hub and the site packages as the path)
 
 Each fork begins as a new process does, in a folder of its own, with what it writes in `stdout` and `stderr` there; only
-`pushed` and `installed` find this project.
+`pushed`, `installed` and `documented` find this project.
 """
 
 import gc
@@ -29,10 +29,10 @@ from transformers import (
 ROOT = Path(__file__).parents[2]
 
 
-def with_the_project(run: str, *arguments: str) -> None:
+def with_the_project(module: str, *arguments: str) -> None:
     """`main` of a module of the tests, where the project is found."""
     sys.path.insert(0, str(ROOT))
-    import_module(f"tests.publishing.{run}").main(*arguments)
+    import_module(f"tests.{module}").main(*arguments)
 
 
 def loaded_trusted(found: str) -> None:
@@ -81,10 +81,11 @@ def main(folder: str) -> None:
     root = Path(folder)
     found = str(root / "pushed" / "found.json")
     runs = {
-        "pushed": (with_the_project, "push_run", str(root / "pushed")),
-        "installed": (with_the_project, "load_run", found, "installed"),
+        "pushed": (with_the_project, "publishing.push_run", str(root / "pushed")),
+        "installed": (with_the_project, "publishing.load_run", found, "installed"),
         "trusted": (loaded_trusted, found),
         "generated": (generated, str(root / "model"), str(root / "sampler"), "tester/sampler"),
+        "documented": (with_the_project, "docs.run_blocks", str(root / "blocks.json")),
     }
     for name, (run, *arguments) in runs.items():
         (root / name).mkdir()

@@ -14,6 +14,8 @@ from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
 from hf_ebm.publishing.remote_code import write_custom_generate
+from tests.docs.hub_models import HUB_MODELS, repository
+from tests.docs.test_examples import HUB
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 from tests.publishing.hub_server import HubServer
 from tests.publishing.load_run import SAME_CODE
@@ -53,6 +55,9 @@ def runs(tmp_path_factory):
     names = write_custom_generate(folder / "sampler")
     hub.files["tester/sampler"] = {name: (folder / "sampler" / name).read_bytes() for name in names}
     hub.commits["tester/sampler"] = []
+    for name in HUB_MODELS:
+        hub.files[name], hub.commits[name] = repository(name), []
+    (folder / "blocks.json").write_text(json.dumps(HUB))
     environment = {
         **os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_token", "HF_HOME": str(folder), "HF_HUB_OFFLINE": "0",
         "PYTHONPATH": SITE_PACKAGES, "TQDM_DISABLE": "1",
@@ -159,3 +164,11 @@ def test_sampling_is_published_as_custom_generate(runs):
     lines = runs.output("generated")
     assert lines.count(f"BERT {expected.sequences.tolist()}") == lines.count("BART (2, 6) 3") == 2
     assert sum(line.startswith("ERROR tokenizer must be given") for line in lines) == 2
+
+
+@pytest.mark.docs
+def test_blocks_of_python_with_hub_models_run(runs):
+    """Of the README and the guides; the models are stand-ins of their names."""
+    lines = runs.output("documented")
+    assert [line for line in lines if line.startswith("--- ")] == [f"--- {name}" for name in HUB]
+    assert len(HUB) >= 5
