@@ -1,7 +1,6 @@
 """Processes that have imported everything and run nothing: forks of a server that each worker of the tests starts once.
 
-What `python -m hf_ebm` and `torchrun` themselves do is tested where these are started: `test_the_module_is_the_command`
-and the lines of the documentation.
+What `python -m hf_ebm` and `torchrun` themselves do is tested where these are started: by lines of the documentation.
 """
 
 import gc

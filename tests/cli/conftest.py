@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -26,15 +24,6 @@ def model_folder(tmp_path_factory) -> str:
 def run(*arguments: str) -> None:
     """The command in this process."""
     main([str(argument) for argument in arguments])
-
-
-def command(*arguments: str, launcher: list[str] | None = None, **options) -> subprocess.CompletedProcess:
-    """The command in a process of its own."""
-    start = launcher or [sys.executable]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*start, "-m", "hf_ebm", *map(str, arguments)], capture_output=True, text=True, env=environment, **options
-    )
 
 
 def killed(owner, name: str, at: int, last_words: Callable, *arguments: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
-from tests.cli.conftest import command, read, run
+from tests.cli.conftest import read, run
 
 RECORDS = [{"id": 3, "text": "the cat sat"}, {"id": 4, "text": ""}, {"id": 5, "text": "天地 😀"}]
 
@@ -106,12 +106,6 @@ def test_mistakes_are_one_line_and_exit_code_two(arguments, message, model_folde
         run(*arguments)
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert stop.value.code == 2 and message in error and error.startswith("hf-ebm: ")
-
-
-def test_the_module_is_the_command(model_folder):
-    done = command("score", "--model", model_folder, input='{"text": "the cat"}\n')
-    assert done.returncode == 0 and json.loads(done.stdout)["num_tokens"] == 2
-    assert command("--help").stdout.startswith("usage: hf-ebm")
 
 
 def test_what_records_hold_survives(model_folder, tmp_path):
