@@ -50,13 +50,14 @@ def renamed_attributes(package: str, names: Mapping[str, str]) -> Callable[[str]
 
     Args:
         package: the module's full name.
-        names: for each old name the new one.
+        names: for each old name the new one; with its module, `module:name`, where it is in another.
     """
 
     def found(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        warn_of_rename(f"{package}.{name}", f"{package}.{names[name]}")
-        return getattr(sys.modules[package], names[name])
+        module, _, new = names[name].rpartition(":")
+        warn_of_rename(f"{package}.{name}", f"{module or package}.{new}")
+        return getattr(importlib.import_module(module or package), new)
 
     return found

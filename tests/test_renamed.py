@@ -43,7 +43,7 @@ OLD = {
     "hf_ebm.evaluate_modules.scoring": ("energy_model", "hf_ebm.evaluate_modules"),
     "hf_ebm.models.residual.prefix_cache": ("can_share_prefix", "hf_ebm.models.residual.candidates"),
     "hf_ebm.models.residual.retokenization": ("Retokenizer", "hf_ebm.models.residual.joined_models"),
-    "hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.scorer_cost"),
+    "hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.costs"),
     "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.output"),
@@ -62,7 +62,9 @@ OLD = {
     "hf_ebm.relaxations.soft_argmax": ("token_weights", "hf_ebm.relaxations.soft_choices"),
     "hf_ebm.relaxations.soft_top_k": ("soft_top_k", "hf_ebm.relaxations.soft_choices"),
     "hf_ebm.trainers.decoding_trial": ("decodes_as_scored", "hf_ebm.trainers.sequence_pairs"),
-    "hf_ebm.trainers.labels": ("check_labels", "hf_ebm.trainers.batches"),
+    "hf_ebm.trainers.labels": ("check_labels", "hf_ebm.trainers.targets"),
+    "hf_ebm.trainers.batches": ("columns_at", "hf_ebm.trainers.costs"),
+    "hf_ebm.trainers.scorer_cost": ("ScorerCost", "hf_ebm.trainers.costs"),
     "hf_ebm.trainers.minimum_risk": ("MinimumRiskConfig", "hf_ebm.trainers.sampled_risk"),
     "hf_ebm.trainers.policy_gradient": ("RunningMean", "hf_ebm.trainers.sampled_risk"),
     "hf_ebm.trainers.scheduled_sampling": ("scheduled_sampling_logits", "hf_ebm.trainers.stepwise"),
@@ -83,7 +85,9 @@ MOVED = {
     ("hf_ebm.sampling.proposals", "Warp"): ("hf_ebm.sampling.proposals", "ProposalDistribution"),
     ("hf_ebm.exact", "conditional_log_probs"): ("hf_ebm.exact", "log_conditionals"),
     ("hf_ebm.relaxations.soft_beam", "token_scores"): ("hf_ebm.relaxations.soft_beam", "step_scores"),
-    ("hf_ebm.sampling.target", "TextEnergy"): ("hf_ebm", "TextEnergy"),
+    ("hf_ebm.sampling.target", "TextEnergy"): ("hf_ebm.texts", "TextEnergy"),
+    ("hf_ebm.trainers.candidates", "TaskLossConfig"): ("hf_ebm.trainers.task_loss", "TaskLossConfig"),
+    ("hf_ebm.trainers.task_loss", "SampledRiskConfig"): ("hf_ebm.trainers.sampled_risk", "SampledRiskConfig"),
 }
 
 

@@ -1,14 +1,14 @@
 """Trainer subclasses with search-aware and energy objectives, imported as `hf_ebm.trainers`.
 
-- `objective`: the base of all, of which `batches` and `publishing` hold functions; `seq2seq`: the base of those of
-  sequence-to-sequence models, with `CrossEntropyTrainer` and `SelfNormalizedTrainer`;
+- `objective`: `ObjectiveTrainer`, the base of all; `publishing`: the cards it writes and the code it uploads;
+- `seq2seq`: `Seq2SeqObjectiveTrainer`, the base of those of sequence-to-sequence models, with `CrossEntropyTrainer` and
+  `SelfNormalizedTrainer`; `targets`: checks and lengths of what models that generate are trained on, and decode;
 - `stepwise`: trainers that decode step by step, with `ScheduledSamplingTrainer`; `soft_beam` is one of them;
 - `mgs`, `sampled_risk` (minimum risk, policy gradient): trainers for a cost of decoded sequences, of
   sequence-to-sequence and causal models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the
-  batches of `sequence_pairs`;
+  batches of `sequence_pairs`; `costs`: columns of the data that costs read, and the cost under another model;
 - `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies, and
-  `energy_rows`, which of its rows can be trained on;
-- `scorer_cost`: the cost of a sequence under another model.
+  `energy_rows`, which of its rows can be trained on.
 """
 
 if __name__ == "trainers":
@@ -62,10 +62,12 @@ __getattr__ = renamed_attributes(
 rename_modules(
     __name__,
     {
+        "batches": (f"{__name__}.targets", f"{__name__}.costs"),
         "decoding_trial": f"{__name__}.sequence_pairs",
-        "labels": f"{__name__}.batches",
+        "labels": f"{__name__}.targets",
         "minimum_risk": f"{__name__}.sampled_risk",
         "policy_gradient": f"{__name__}.sampled_risk",
+        "scorer_cost": f"{__name__}.costs",
         "scheduled_sampling": f"{__name__}.stepwise",
         "self_normalized": f"{__name__}.seq2seq",
     },

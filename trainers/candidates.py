@@ -5,31 +5,25 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from hf_ebm.checks import as_number
 from hf_ebm.model_facts import generation_limit, special_ids
 from hf_ebm.objectives.losses import IGNORED
-from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
+from hf_ebm.objectives.sequence_costs import SequenceCost
 from hf_ebm.random_state import seeded
-from hf_ebm.trainers.batches import (
-    COLUMNS,
-    DEFAULT_LENGTH,
-    check_logits_fit,
-    columns_at,
-    decoding_length,
-    length_terms,
-    new_token_limit,
-)
+from hf_ebm.renamed import renamed_attributes
+from hf_ebm.trainers.costs import COLUMNS, columns_at
 from hf_ebm.trainers.objective import ObjectiveTrainer
-from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decodes_as_scored
+from hf_ebm.trainers.targets import DEFAULT_LENGTH, check_logits_fit, decoding_length, length_terms, new_token_limit
+
+if TYPE_CHECKING:
+    from hf_ebm.trainers.task_loss import TaskLossConfig
 
 logger = logging.get_logger(__name__)
 
@@ -40,36 +34,6 @@ _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 _OF_SAMPLES = (
     "eos_token_id", "max_new_tokens", *_FORCED, "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
 )  # fmt: skip
-
-
-@dataclass
-class TaskLossConfig(GenerationTrainingConfig):
-    """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
-
-    `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
-
-    Args:
-        cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
-        max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
-            2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
-            else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
-
-    Raises:
-        ValueError: for an unknown cost or a ratio that isn't positive.
-    """
-
-    no_sharding: ClassVar[str] = "processes decode other numbers of steps, each of which would wait for all of them"
-    cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
-    max_length_ratio: float = field(
-        default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.cost, str):
-            raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
-        as_cost(self.cost)
-        self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
 
 
 class CandidateDecoder:
@@ -314,3 +278,6 @@ def by_row(values: torch.Tensor, candidates: list[list[torch.Tensor]]) -> torch.
 
 def _lists(sequences: list[torch.Tensor]) -> list[list[int]]:
     return [ids.tolist() for ids in sequences]
+
+
+__getattr__ = renamed_attributes(__name__, {"TaskLossConfig": "hf_ebm.trainers.task_loss:TaskLossConfig"})

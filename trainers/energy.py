@@ -23,7 +23,7 @@ from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.inputs import EnergyInputs, check_energy_inputs, is_model_input
 from hf_ebm.objectives.losses import at_least_float32
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.scoring.conditionals import (
     conditional_log_probs,
     num_context_rows,
@@ -111,7 +111,7 @@ class EnergyTrainer(ObjectiveTrainer):
 
     config_class: ClassVar[type[EnergyTrainingConfig]] = EnergyTrainingConfig
     args: EnergyTrainingConfig
-    bibtex = (citations.GOYAL_2021,)
+    bibtex = (CITATIONS["GOYAL_2021"],)
     row_must_have = "input_ids: row {row} must have a token that isn't special"
 
     @takes_stock_arguments

@@ -24,7 +24,7 @@ from hf_ebm.objectives.mgs import (
     perturb_,
     proposal_sums,
 )
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.random_state import seeded
 from hf_ebm.runtime import check_fits
 from hf_ebm.trainers.sequence_pairs import SequencePairs
@@ -95,7 +95,7 @@ class MGSTrainer(TaskLossTrainer):
 
     config_class: ClassVar[type[MGSConfig]] = MGSConfig
     args: MGSConfig
-    bibtex = (citations.WELLECK_2021,)
+    bibtex = (CITATIONS["WELLECK_2021"],)
 
     def set_up(self) -> None:
         super().set_up()

@@ -33,8 +33,9 @@ from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
 from hf_ebm.runtime import check_joined, warn_of_fewer
-from hf_ebm.trainers.batches import columns_apart, padded_metrics, rows_of, without_ignored
+from hf_ebm.trainers.costs import columns_apart, rows_of
 from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
+from hf_ebm.trainers.targets import padded_metrics, without_ignored
 
 logger = logging.get_logger(__name__)
 

@@ -24,7 +24,7 @@ from hf_ebm.models.residual.candidates import (
     sample_continuations,
 )
 from hf_ebm.objectives.losses import check_energies, log_self_normalizer, noise_contrastive_loss
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.random_state import batch_seed
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
 
@@ -82,7 +82,7 @@ class ResidualNCETrainer(ObjectiveTrainer):
 
     config_class: ClassVar[type[ResidualNCEConfig]] = ResidualNCEConfig
     args: ResidualNCEConfig
-    bibtex = (citations.DENG_2020,)
+    bibtex = (CITATIONS["DENG_2020"],)
     row_must_have = "prefix_ids: row {row} must have a prefix"
 
     def default_collator(self, model: object) -> Callable[[list], Any]:

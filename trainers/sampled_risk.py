@@ -12,16 +12,42 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
-from hf_ebm.checks import as_number, as_truth, check_choice
+from hf_ebm.checks import as_number, as_truth, as_whole, check_choice, shown
 from hf_ebm.objectives.losses import minimum_risk, policy_gradient_loss
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
+from hf_ebm.runtime import check_fits
 from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs
-from hf_ebm.trainers.task_loss import SampledRiskConfig, TaskLossTrainer
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 logger = logging.get_logger(__name__)
 
 _HARDLY_MORE, _BATCHES = 1.5, 10  # candidates, and batches in a row with fewer effective ones, after which it warns
+
+
+@dataclass
+class SampledRiskConfig(TaskLossConfig):
+    """Arguments of the trainers on sampled sequences, beside those of `TaskLossConfig`.
+
+    Args:
+        num_candidates: sequences sampled for each row.
+        cross_entropy_weight: weight of the cross entropy that is added, as a mean over each row's target tokens; 0
+            leaves it out.
+
+    Raises:
+        ValueError: for fewer than one candidate or a negative weight.
+    """
+
+    num_candidates: int = field(default=4, metadata={"help": "Sequences sampled for each row."})
+    cross_entropy_weight: float = field(default=0.0, metadata={"help": "Weight of the cross entropy that is added."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
+        check_fits(
+            8 * self.num_candidates, f"num_candidates: {shown(self.num_candidates)} sequences are sampled for each row"
+        )
+        self.cross_entropy_weight = as_number("cross_entropy_weight", self.cross_entropy_weight, least=0)
 
 
 @dataclass
@@ -69,7 +95,7 @@ class MinimumRiskTrainer(TaskLossTrainer):
 
     config_class: ClassVar[type[MinimumRiskConfig]] = MinimumRiskConfig
     args: MinimumRiskConfig
-    bibtex = (citations.SHEN_2016, citations.WELLECK_2021)
+    bibtex = (CITATIONS["SHEN_2016"], CITATIONS["WELLECK_2021"])
     _near_one: int | None = 0  # batches in a row with hardly more than one effective candidate; None: has warned
 
     mean_over = "rows"
@@ -77,6 +103,9 @@ class MinimumRiskTrainer(TaskLossTrainer):
     def set_up(self) -> None:
         super().set_up()
         self.candidates.check_sampling()
+
+    def check_memory(self, labels: torch.Tensor) -> None:
+        self.candidates.check_scores_fit(labels, self.args.num_candidates)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         args, decoder = self.args, self.candidates
@@ -201,7 +230,7 @@ class PolicyGradientTrainer(TaskLossTrainer):
 
     config_class: ClassVar[type[PolicyGradientConfig]] = PolicyGradientConfig
     args: PolicyGradientConfig
-    bibtex = (citations.WELLECK_2021,)
+    bibtex = (CITATIONS["WELLECK_2021"],)
     mean_over = "rows"
     scores_its_samples = True
 
@@ -224,6 +253,9 @@ class PolicyGradientTrainer(TaskLossTrainer):
         """The Trainer's; nothing is left over from a run before."""
         self.running_mean.value = None  # a checkpoint's is put back when training begins
         return super().train(*args, **kwargs)
+
+    def check_memory(self, labels: torch.Tensor) -> None:
+        self.candidates.check_scores_fit(labels, self.args.num_candidates)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         weight, decoder = self.args.cross_entropy_weight, self.candidates

@@ -15,8 +15,10 @@ from hf_ebm.model_facts import special_ids
 from hf_ebm.model_modes import state_kept
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, log_normalizers, num_tokens
-from hf_ebm.publishing import citations
-from hf_ebm.trainers.batches import (
+from hf_ebm.publishing.cards import CITATIONS
+from hf_ebm.trainers.costs import without_columns
+from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
+from hf_ebm.trainers.targets import (
     DEFAULT_LENGTH,
     MUST_HAVE_TARGET,
     check_labels,
@@ -26,9 +28,7 @@ from hf_ebm.trainers.batches import (
     given_inputs,
     length_terms,
     new_token_limit,
-    without_columns,
 )
-from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer
 
 
 @dataclass
@@ -190,7 +190,7 @@ class SelfNormalizedTrainer(Seq2SeqObjectiveTrainer):
 
     config_class: ClassVar[type[SelfNormalizedConfig]] = SelfNormalizedConfig
     args: SelfNormalizedConfig
-    bibtex = (citations.GOYAL_2019,)
+    bibtex = (CITATIONS["GOYAL_2019"],)
     evaluated_terms = ("cross_entropy", "log_z_mean", "log_z_square")
 
     def loss_terms(self, model: nn.Module, inputs: dict[str, Any]) -> LossTerms:

@@ -40,7 +40,7 @@ from hf_ebm.objectives.completions import (
 )
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.random_state import seeded
-from hf_ebm.trainers.batches import encoder_inputs, num_rows
+from hf_ebm.trainers.targets import encoder_inputs, num_rows
 
 
 def _start_token_id(model: PreTrainedModel) -> int:

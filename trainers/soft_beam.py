@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hf_ebm.checks import as_callable, as_truth, as_whole, check_choice, name_of
 from hf_ebm.objectives.costs import DecomposableCost, HammingCost, NamedParameters, columns_for
 from hf_ebm.objectives.losses import num_tokens
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.relaxations.soft_beam import (
     SoftBeamSettings,
     direct_loss,
@@ -24,18 +24,11 @@ from hf_ebm.relaxations.soft_beam import (
     relaxed_beam_search,
     soft_beam_search,
 )
-from hf_ebm.trainers.batches import (
-    COLUMNS,
-    check_columns,
-    check_labels,
-    check_logits_fit,
-    check_positions,
-    encoder_inputs,
-    without_columns,
-)
+from hf_ebm.trainers.costs import COLUMNS, check_columns, without_columns
 from hf_ebm.trainers.objective import LossTerms, StockArguments, takes_stock_arguments
 from hf_ebm.trainers.seq2seq import Seq2SeqObjectiveTrainer
 from hf_ebm.trainers.stepwise import Steps, StepwiseConfig, check_decodes_stepwise
+from hf_ebm.trainers.targets import check_labels, check_logits_fit, check_positions, encoder_inputs
 
 LOSSES = ("direct", "hinge")
 
@@ -95,7 +88,7 @@ class SoftBeamTrainer(Seq2SeqObjectiveTrainer):
 
     config_class: ClassVar[type[SoftBeamConfig]] = SoftBeamConfig
     args: SoftBeamConfig
-    bibtex = (citations.GOYAL_2019, citations.GOYAL_2021)
+    bibtex = (CITATIONS["GOYAL_2019"], CITATIONS["GOYAL_2021"])
     reads_columns = True
 
     @takes_stock_arguments

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import check_choice
 from hf_ebm.objectives.losses import IGNORED, cross_entropy_sum, num_tokens
-from hf_ebm.publishing import citations
+from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.relaxations.soft_choices import (
     INPUTS,
     SCHEDULE_UNITS,
@@ -27,9 +27,9 @@ from hf_ebm.relaxations.soft_choices import (
     token_weights,
 )
 from hf_ebm.relaxations.stepwise import StepwiseDecoder, check_layers_stay
-from hf_ebm.trainers.batches import check_one_gpu, encoder_inputs
 from hf_ebm.trainers.objective import LossTerms, check_sharding
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig, Seq2SeqObjectiveTrainer
+from hf_ebm.trainers.targets import check_one_gpu, encoder_inputs
 
 logger = logging.get_logger(__name__)
 
@@ -210,7 +210,7 @@ class ScheduledSamplingTrainer(Seq2SeqObjectiveTrainer):
 
     config_class: ClassVar[type[ScheduledSamplingConfig]] = ScheduledSamplingConfig
     args: ScheduledSamplingConfig
-    bibtex = (citations.GOYAL_2017, citations.GOYAL_2021)
+    bibtex = (CITATIONS["GOYAL_2017"], CITATIONS["GOYAL_2021"])
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence models that keep their cache in training."""

@@ -1,4 +1,4 @@
-"""What the trainers for a cost of decoded sequences share: `TaskLossTrainer`, `SampledRiskConfig`.
+"""What the trainers for a cost of decoded sequences share: `TaskLossConfig`, `TaskLossTrainer`.
 
 They take sequence-to-sequence and causal language models, adapters of PEFT on them included.
 """
@@ -15,16 +15,20 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_utils import align_special_tokens
 
-from hf_ebm.checks import as_callables, as_number, as_whole, shown
+from hf_ebm.checks import as_callables, as_number
 from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
 from hf_ebm.model_modes import encodes_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
-from hf_ebm.runtime import check_fits
-from hf_ebm.trainers.batches import (
+from hf_ebm.renamed import renamed_attributes
+from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
+from hf_ebm.trainers.costs import check_columns
+from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
+from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
+from hf_ebm.trainers.sequence_pairs import SequencePairs
+from hf_ebm.trainers.targets import (
     MUST_HAVE_TARGET,
-    check_columns,
     check_labels,
     check_logits_fit,
     check_one_gpu,
@@ -32,34 +36,36 @@ from hf_ebm.trainers.batches import (
     given_inputs,
     num_rows,
 )
-from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder, TaskLossConfig
-from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
-from hf_ebm.trainers.sequence_pairs import SequencePairs
 
 
 @dataclass
-class SampledRiskConfig(TaskLossConfig):
-    """Arguments of the trainers on sampled sequences, beside those of `TaskLossConfig`.
+class TaskLossConfig(GenerationTrainingConfig):
+    """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
+
+    `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
 
     Args:
-        num_candidates: sequences sampled for each row.
-        cross_entropy_weight: weight of the cross entropy that is added, as a mean over each row's target tokens; 0
-            leaves it out.
+        cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
+        max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
+            2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
+            else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
 
     Raises:
-        ValueError: for fewer than one candidate or a negative weight.
+        ValueError: for an unknown cost or a ratio that isn't positive.
     """
 
-    num_candidates: int = field(default=4, metadata={"help": "Sequences sampled for each row."})
-    cross_entropy_weight: float = field(default=0.0, metadata={"help": "Weight of the cross entropy that is added."})
+    no_sharding: ClassVar[str] = "processes decode other numbers of steps, each of which would wait for all of them"
+    cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
+    max_length_ratio: float = field(
+        default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.num_candidates = as_whole("num_candidates", self.num_candidates, 1)
-        check_fits(
-            8 * self.num_candidates, f"num_candidates: {shown(self.num_candidates)} sequences are sampled for each row"
-        )
-        self.cross_entropy_weight = as_number("cross_entropy_weight", self.cross_entropy_weight, least=0)
+        if not isinstance(self.cost, str):
+            raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
+        as_cost(self.cost)
+        self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
 
 
 class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
@@ -160,10 +166,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
 
     def check_memory(self, labels: torch.Tensor) -> None:
         """Raises `ValueError` for a batch whose logits, those of all scored candidates, don't fit into memory."""
-        if isinstance(self.args, SampledRiskConfig):
-            self.candidates.check_scores_fit(labels, self.args.num_candidates)
-        else:
-            check_logits_fit("per_device_train_batch_size, max_target_length", labels.shape, self.module)
+        check_logits_fit("per_device_train_batch_size, max_target_length", labels.shape, self.module)
 
     def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Rows with a target; the first token of a causal row is none."""
@@ -238,3 +241,6 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             return loss, predictions, None
         labels, _ = pad_right([*pairs.targets, pairs.targets[0].new_full((1,), IGNORED)], IGNORED)  # a column at least
         return loss, predictions, labels[:-1]
+
+
+__getattr__ = renamed_attributes(__name__, {"SampledRiskConfig": "hf_ebm.trainers.sampled_risk:SampledRiskConfig"})

@@ -19,7 +19,7 @@ from hf_ebm.data.bibles import completion_rows, load_kjv_verses
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.sequence_costs import non_termination, normalized_edit_distance, repetition
 from hf_ebm.trainers import MGSConfig, MGSTrainer
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 
 PROMPT_LENGTH = 10
 

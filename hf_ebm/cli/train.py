@@ -64,9 +64,9 @@ from hf_ebm.trainers import (
     SoftBeamConfig,
     SoftBeamTrainer,
 )
-from hf_ebm.trainers.batches import new_token_limit
 from hf_ebm.trainers.objective import ObjectiveTrainer
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
+from hf_ebm.trainers.targets import new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
 OBJECTIVES = {

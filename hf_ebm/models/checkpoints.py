@@ -316,7 +316,7 @@ class PublishingMixin(PreTrainedModel):
         """What the card says of this kind of model in place of what it says of any; all of it may be left out.
 
         Keys: `template` (a file of `hub_cards`), `tags`, `task` (of its results), `citations` (names in
-        `hf_ebm.publishing.citations`), and what the template reads beside.
+        `hf_ebm.publishing.cards.CITATIONS`), and what the template reads beside.
         """
         return {}
 

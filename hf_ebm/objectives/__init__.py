@@ -16,7 +16,7 @@ rename_modules(
         "partition_function": f"{__name__}.losses",
         "parameter_search": f"{__name__}.mgs",
         "schedules": "hf_ebm.relaxations.soft_choices",
-        "scorer_cost": "hf_ebm.trainers.scorer_cost",
+        "scorer_cost": "hf_ebm.trainers.costs",
         "sequence_risk": f"{__name__}.losses",
         "token_losses": f"{__name__}.losses",
     },

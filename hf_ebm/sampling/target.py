@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from hf_ebm.checks import as_callable, name_of, number, row_numbers, shown
-from hf_ebm.renamed import warn_of_rename
+from hf_ebm.renamed import renamed_attributes
 from hf_ebm.scoring.energies import energy_terms
 from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
 
@@ -160,10 +160,4 @@ class Target:
         return ChainState(ids, self.terms(ids, self.free), self.extra_energy(ids))
 
 
-def __getattr__(name: str) -> Any:
-    if name != "TextEnergy":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hf_ebm.texts import TextEnergy
-
-    warn_of_rename(f"{__name__}.TextEnergy", "hf_ebm.TextEnergy")
-    return TextEnergy
+__getattr__ = renamed_attributes(__name__, {"TextEnergy": "hf_ebm.texts:TextEnergy"})

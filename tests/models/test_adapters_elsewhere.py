@@ -12,7 +12,7 @@ from hf_ebm import EnergyModel, ProductLM, ResidualEnergyModel, soft_beam_search
 from hf_ebm.cli.main import main
 from hf_ebm.evaluate_modules import energy_model
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 from tests.causal_families import tiny_causal
 from tests.models.residual_models import toy_encoder, toy_lm
 from tests.models.test_adapters import base, small_mlm, with_adapter, wrapped  # noqa: F401  # `base` is a fixture

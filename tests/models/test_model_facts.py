@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM
 from hf_ebm import EnergyModel, ResidualEnergyModel
 from hf_ebm.cli.training.models import max_positions
 from hf_ebm.model_facts import generation_limit, limit_of, max_length
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 from tests.models.families import NEEDED_INPUTS, tiny_family_model
 from tests.models.test_families import FAMILIES, MASK
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer

@@ -21,8 +21,8 @@ from hf_ebm.trainers import (
     SoftBeamConfig,
     SoftBeamTrainer,
 )
+from hf_ebm.trainers.costs import ScorerCost
 from hf_ebm.trainers.residual_nce import collate_rows
-from hf_ebm.trainers.scorer_cost import ScorerCost
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 

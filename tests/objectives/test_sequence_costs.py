@@ -22,7 +22,7 @@ from hf_ebm.objectives.sequence_costs import (
     repetition_cost,
     sentence_bleu_cost,
 )
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 from tests.seq2seq_families import tiny_seq2seq
 from tests.test_encoded_once import encoded_rows
 

@@ -27,7 +27,7 @@ from hf_ebm.trainers import (
     ResidualNCEConfig,
     ResidualNCETrainer,
 )
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 from tests.causal_families import END, PAD, V, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import KINDS, ONE_STEP, collate, rows

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_ebm.cli.train import OBJECTIVES
-from hf_ebm.trainers.candidates import TaskLossConfig
+from hf_ebm.trainers.task_loss import TaskLossConfig
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
 

@@ -15,7 +15,7 @@ from hf_ebm.trainers import (
     PolicyGradientConfig,
     PolicyGradientTrainer,
 )
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from tests.causal_families import collate_right, completion_rows, tiny_causal
 from tests.other_encoders import MAKERS, collate_other, other_rows, tiny_other

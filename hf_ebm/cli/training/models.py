@@ -31,8 +31,8 @@ from hf_ebm.models.checkpoints import load_whole
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import COSTS
-from hf_ebm.trainers.batches import decoding_length, new_token_limit
-from hf_ebm.trainers.scorer_cost import ScorerCost
+from hf_ebm.trainers.costs import ScorerCost
+from hf_ebm.trainers.targets import decoding_length, new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
 FRESH = "lstm"

@@ -1,20 +1,119 @@
-"""The cost of a sequence under a language model that only scores: minus its log probability."""
+"""What costs read beside predictions and references: columns of the data that the model doesn't take, and, of
+`ScorerCost`, a language model that only scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
 from hf_ebm.checks import as_whole, shown
 from hf_ebm.model_facts import check_causal, max_length
 from hf_ebm.model_modes import encoded_once, evaluation_mode, state_kept, without_adapters
 from hf_ebm.models.adapters import check_in_layers
 from hf_ebm.objectives.completions import completion_log_probs, pad_right, sequence_log_probs
+from hf_ebm.objectives.costs import NamedParameters
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import token_ids
+
+COLUMNS = "columns"  # where those of a data set that the model doesn't take are in a batch: values of all rows by name
+
+
+class ColumnsApart:
+    """A collator that makes a batch of what the model takes and puts the rest under `COLUMNS`.
+
+    Collators of Transformers know no other columns than the model's, so they are given these alone, and the others are
+    kept as they are, lists with a value for each row. One of your own is given whole rows; what it makes of other names
+    is kept as it made it.
+
+    Args:
+        collator: of rows.
+        names: what the model takes.
+        keep: whether the rest is wanted at all.
+    """
+
+    def __init__(self, collator: Callable[[list], Mapping[str, Any]], names: Collection[str], keep: bool):
+        self.collator, self.names, self.keep = collator, frozenset(names), keep
+        module = getattr(collator, "__module__", None) or type(collator).__module__
+        self.knows_no_more = module.partition(".")[0] in ("transformers", "torch")
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if self.knows_no_more:
+            batch = dict(self.collator([self._own(row) for row in rows]))
+            others = {name: [row.get(name) for row in rows] for name in rows[0] if name not in self.names}
+        else:
+            batch = dict(self.collator(list(rows)))
+            others = {name: value for name, value in batch.items() if name not in self.names}
+        return {**self._own(batch), **({COLUMNS: others} if others and self.keep else {})}
+
+    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name in self.names}
+
+
+@contextmanager
+def columns_apart(trainer: Trainer, keep: bool | None) -> Iterator[None]:
+    """Inside, data loaders are made with a collator that keeps out of a model's forward what it doesn't take.
+
+    Args:
+        keep: as of `ColumnsApart`; None for collators that make no batches of the model's.
+    """
+    collator = trainer.data_collator
+    if keep is not None and not trainer.args.remove_unused_columns:
+        trainer._set_signature_columns_if_needed()
+        trainer.data_collator = ColumnsApart(collator, trainer._signature_columns or (), keep)
+    try:
+        yield
+    finally:
+        trainer.data_collator = collator
+
+
+def without_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model is given of a batch."""
+    return {name: value for name, value in inputs.items() if name != COLUMNS}
+
+
+def columns_at(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """The values of some rows, which may repeat."""
+    return {
+        name: values[torch.tensor(rows, device=values.device)]
+        if isinstance(values, torch.Tensor)
+        else [values[row] for row in rows]
+        for name, values in columns.items()
+    }
+
+
+def rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
+    """The rows of a batch that are kept."""
+    rows = {
+        name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
+        for name, value in inputs.items()
+    }
+    if COLUMNS in inputs:
+        rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
+    return rows
+
+
+def check_columns(trainer: Trainer, cost: str, parameters: NamedParameters, given: Collection[str] = ()) -> None:
+    """Raises `ValueError` if a cost reads columns of the data set that would be removed."""
+    there = _column_names(trainer.train_dataset)
+    named = {name: needed for name, needed in parameters.others.items() if name not in given}
+    read = [name for name, needed in named.items() if needed or name in there]
+    if read and trainer.args.remove_unused_columns:
+        raise ValueError(
+            f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(read)} of the data"
+        )
+
+
+def _column_names(data: Any) -> list[str]:
+    """Of a data set, where they can be known before it is read."""
+    if isinstance(data, list):
+        return list(data[0]) if data and isinstance(data[0], Mapping) else []
+    return list(getattr(data, "column_names", None) or [])
 
 
 class ScorerCost:

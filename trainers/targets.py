@@ -1,10 +1,10 @@
-"""Batches of models that generate, alike for their trainers: columns apart, checks, predictions, lengths decoded."""
+"""Targets and what is decoded, alike for the trainers of models that generate: checks, lengths, predictions."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,106 +12,13 @@ import torch
 from transformers import EvalPrediction, GenerationConfig, PreTrainedModel, Trainer
 
 from hf_ebm.model_facts import num_outputs, target_length
-from hf_ebm.objectives.costs import NamedParameters
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.runtime import check_fits, logit_bytes
+from hf_ebm.trainers.costs import COLUMNS
 
-COLUMNS = "columns"  # where those of a data set that the model doesn't take are in a batch: values of all rows by name
 MUST_HAVE_TARGET = f"labels: row {{row}} must have a target (a label that isn't {IGNORED})"
 DEFAULT_LENGTH = 20  # of `generate`: tokens, where nothing says how many
 _NOT_ENCODED = (COLUMNS, "labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
-
-
-class ColumnsApart:
-    """A collator that makes a batch of what the model takes and puts the rest under `COLUMNS`.
-
-    Collators of Transformers know no other columns than the model's, so they are given these alone, and the others are
-    kept as they are, lists with a value for each row. One of your own is given whole rows; what it makes of other names
-    is kept as it made it.
-
-    Args:
-        collator: of rows.
-        names: what the model takes.
-        keep: whether the rest is wanted at all.
-    """
-
-    def __init__(self, collator: Callable[[list], Mapping[str, Any]], names: Collection[str], keep: bool):
-        self.collator, self.names, self.keep = collator, frozenset(names), keep
-        module = getattr(collator, "__module__", None) or type(collator).__module__
-        self.knows_no_more = module.partition(".")[0] in ("transformers", "torch")
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        if self.knows_no_more:
-            batch = dict(self.collator([self._own(row) for row in rows]))
-            others = {name: [row.get(name) for row in rows] for name in rows[0] if name not in self.names}
-        else:
-            batch = dict(self.collator(list(rows)))
-            others = {name: value for name, value in batch.items() if name not in self.names}
-        return {**self._own(batch), **({COLUMNS: others} if others and self.keep else {})}
-
-    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name in self.names}
-
-
-@contextmanager
-def columns_apart(trainer: Trainer, keep: bool | None) -> Iterator[None]:
-    """Inside, data loaders are made with a collator that keeps out of a model's forward what it doesn't take.
-
-    Args:
-        keep: as of `ColumnsApart`; None for collators that make no batches of the model's.
-    """
-    collator = trainer.data_collator
-    if keep is not None and not trainer.args.remove_unused_columns:
-        trainer._set_signature_columns_if_needed()
-        trainer.data_collator = ColumnsApart(collator, trainer._signature_columns or (), keep)
-    try:
-        yield
-    finally:
-        trainer.data_collator = collator
-
-
-def without_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model is given of a batch."""
-    return {name: value for name, value in inputs.items() if name != COLUMNS}
-
-
-def columns_at(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The values of some rows, which may repeat."""
-    return {
-        name: values[torch.tensor(rows, device=values.device)]
-        if isinstance(values, torch.Tensor)
-        else [values[row] for row in rows]
-        for name, values in columns.items()
-    }
-
-
-def rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
-    """The rows of a batch that are kept."""
-    rows = {
-        name: value[kept] if torch.is_tensor(value) and value.shape[:1] == kept.shape else value
-        for name, value in inputs.items()
-    }
-    if COLUMNS in inputs:
-        rows[COLUMNS] = columns_at(inputs[COLUMNS], kept.nonzero()[:, 0].tolist())
-    return rows
-
-
-def check_columns(trainer: Trainer, cost: str, parameters: NamedParameters, given: Collection[str] = ()) -> None:
-    """Raises `ValueError` if a cost reads columns of the data set that would be removed."""
-    there = _column_names(trainer.train_dataset)
-    named = {name: needed for name, needed in parameters.others.items() if name not in given}
-    read = [name for name, needed in named.items() if needed or name in there]
-    if read and trainer.args.remove_unused_columns:
-        raise ValueError(
-            f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(read)} of the data"
-        )
-
-
-def _column_names(data: Any) -> list[str]:
-    """Of a data set, where they can be known before it is read."""
-    if isinstance(data, list):
-        return list(data[0]) if data and isinstance(data[0], Mapping) else []
-    return list(getattr(data, "column_names", None) or [])
 
 
 def check_labels(model: PreTrainedModel, inputs: dict) -> None:
