@@ -28,6 +28,10 @@ ENTRY = "modeling_hf_ebm"
 REGISTRATION = f"{PACKAGE}.registration"
 # Not part of a model: what publishes one is asked for only where this package is installed.
 _LEFT_OUT = f"{PACKAGE}.publishing"
+# Methods of models, `name = name` in the class, that are there only where this package is installed: who trusts remote
+# code has to read all of it.
+_METHODS_LEFT_OUT = frozenset({"generate_from_sources", "pair_joints", "score_variants"})
+_ALL_BUT_GENERATE = _METHODS_LEFT_OUT | {"fill", "rerank", "score", "score_ids"}
 # Examples in docstrings import what isn't published.
 _EXAMPLE = re.compile(r"\n+( *)Example:\n(?:\1 .*\n|\n)+")
 _IMPORT = re.compile(rf"^(\s*)from ({PACKAGE}\.(?!publishing)[\w.]*) import ", re.MULTILINE)
@@ -59,7 +63,7 @@ def write_remote_code(folder: str | os.PathLike, model: PreTrainedModel) -> list
     needed: list[type] = [config_class, *classes]
     written = {f"{ENTRY}.py": _entry(needed, classes[1:])}
     wanted = [(c.__module__, c.__name__) for c in needed] + [(REGISTRATION, "register")]
-    written |= {f"{_flat(name)}.py": text for name, text in _copies(wanted).items()}
+    written |= {f"{_flat(name)}.py": text for name, text in _copies(wanted, _METHODS_LEFT_OUT).items()}
     for file, text in written.items():
         (root / file).write_text(text, encoding="utf-8")
     config = json.loads((root / "config.json").read_text(encoding="utf-8"))
@@ -98,7 +102,7 @@ def write_custom_generate(folder: str | os.PathLike) -> list[str]:
     target = root / "custom_generate"
     target.mkdir(parents=True, exist_ok=True)
     start = f"{PACKAGE}.models.energy.custom_generate"
-    copies = _copies([(start, "generate")]).items()
+    copies = _copies([(start, "generate")], _ALL_BUT_GENERATE).items()
     written = {"generate.py" if name == start else f"{_flat(name)}.py": text for name, text in copies}
     for file, text in written.items():
         (target / file).write_text(text, encoding="utf-8")
@@ -132,11 +136,11 @@ def _flat(module: str) -> str:
     return module.replace(".", "_")
 
 
-def _copies(wanted: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _copies(wanted: Iterable[tuple[str, str]], without: frozenset[str]) -> dict[str, str]:
     """Sources by module of definitions, (module, name) each, and of what they need of the package, at whatever depth.
 
-    A module's other definitions and imports, what is for type checkers alone and examples are left out; statements that
-    bind no name (a docstring, a registration) stay. Imports are made relative.
+    A module's other definitions and imports, methods `without` these, what is for type checkers alone and examples are
+    left out; statements that bind no name (a docstring, a registration) stay. Imports are made relative.
     """
     kept: dict[str, set[str]] = {}
     waiting = list(wanted)
@@ -146,17 +150,17 @@ def _copies(wanted: Iterable[tuple[str, str]]) -> dict[str, str]:
             continue
         kept[module].add(name)
         waiting.append((module, _NO_NAME))
-        for node, bound, _ in _statements(module):
+        for node, bound, _ in _statements(module, without):
             if name in bound:
                 waiting += _needed(module, node, name)
-    return {module: _source(module, names) for module, names in sorted(kept.items())}
+    return {module: _source(module, names, without) for module, names in sorted(kept.items())}
 
 
 _NO_NAME = ""
 
 
 @functools.cache
-def _statements(module: str) -> list[tuple[ast.stmt, set[str], str]]:
+def _statements(module: str, without: frozenset[str]) -> list[tuple[ast.stmt, set[str], str]]:
     """The statements of a module's top level that are run: each with the names it binds, and its lines and comments."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
@@ -165,6 +169,10 @@ def _statements(module: str) -> list[tuple[ast.stmt, set[str], str]]:
     lines, end, found = source.splitlines(keepends=True), 0, []
     for node in ast.parse(source).body:
         own, first, end = end, end, node.end_lineno or end
+        if isinstance(node, ast.ClassDef):
+            for method in [one for one in node.body if _is_method_of(one, without)]:
+                node.body.remove(method)
+                lines[method.lineno - 1] = ""
         if not isinstance(node, ast.If) or not isinstance(node.test, ast.Name) or node.test.id != "TYPE_CHECKING":
             found.append((node, _bound(node), "".join(lines[own:end])))
             continue
@@ -173,6 +181,14 @@ def _statements(module: str) -> list[tuple[ast.stmt, set[str], str]]:
             text = textwrap.dedent("".join(lines[first : inner.end_lineno]))
             found.append((inner, _bound(inner), f"\n\n{text}"))
     return found
+
+
+def _is_method_of(node: ast.stmt, names: frozenset[str]) -> bool:
+    """Whether a statement in a class makes one of these functions a method: `name = name`."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=value)):
+            return name == value and name in names
+    return False
 
 
 def _bound(node: ast.stmt) -> set[str]:
@@ -214,10 +230,10 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == PACKAGE
 
 
-def _source(module: str, names: set[str]) -> str:
+def _source(module: str, names: set[str], without: frozenset[str]) -> str:
     """What a module's source says of these names, with imports from beside it in place of those from the package."""
     parts = []
-    for node, bound, text in _statements(module):
+    for node, bound, text in _statements(module, without):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and bound & names and not bound <= names:
             fewer = copy.copy(node)
             fewer.names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in names]

@@ -58,3 +58,23 @@ def test_published_code_is_whole_and_no_more_than_that(kind, tmp_path):
             if isinstance(node, ast.ImportFrom) and node.level:
                 assert {alias.name for alias in node.names} <= own[node.module], (name, node.module)
     assert not any(unneeded in own.get(name, ()) for name, unneeded in UNNEEDED.items())
+
+
+@pytest.mark.parametrize("kind", ["energy", "custom generate"])
+def test_methods_that_are_left_out_take_their_modules_along(kind, tmp_path):
+    if kind == "energy":
+        model = tiny_energy_model()
+        model.config.save_pretrained(tmp_path)
+        files, own = write_remote_code(tmp_path, model), ("generate", "score", "rerank", "fill")
+    else:
+        files, own = write_custom_generate(tmp_path), ("generate",)
+    file = next(name for name in files if name.endswith("hf_ebm_models_energy_modeling_energy.py"))
+    (methods,) = (
+        node for node in ast.parse((tmp_path / file).read_text()).body if getattr(node, "name", "") == "EnergyModel"
+    )
+    assigned = {
+        node.value.id for node in methods.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)
+    }
+    assert assigned & {"generate", "score", "rerank", "fill", "score_variants", "generate_from_sources"} == set(own)
+    assert not any("mutations" in name or "conditional_energy" in name for name in files)
+    assert any("joint_fills" in name for name in files) == (kind == "energy")
