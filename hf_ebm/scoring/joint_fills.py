@@ -161,6 +161,14 @@ def joint_tables(
         yield table
 
 
+def slot_terms(runner: Runner, space: FillSpace, number: int, energy: str) -> Tensor:
+    """Energy terms in nats, float64, of one slot's own positions in all fills: (K_1, …, K_m)."""
+    table = torch.zeros(space.sizes, dtype=torch.float64, device=space.ids.device)
+    for piece in range(len(space.slots[number].positions)):
+        _add_terms(runner, space, number, piece, energy, table)
+    return table
+
+
 def _add_terms(runner: Runner, space: FillSpace, number: int, piece: int, energy: str, table: Tensor) -> None:
     """Adds the terms of one piece of one slot to the energies of all fills."""
     sizes, slot = space.sizes, space.slots[number]
@@ -354,7 +362,7 @@ def summarized(
         for chunk in table.split(max(1, _FILLS_AT_ONCE // rest)):
             energies = chunk.double()
             if further is not None:
-                energies = energies + _further(further, space, first * rest, energies.numel()).view_as(energies)
+                energies = energies + further_of_fills(further, space, first * rest, energies.numel()).view_as(energies)
             weights = -energies / temperature
             top = weights.flatten().topk(min(top_k, weights.numel()))
             best, kept = torch.cat([best, top.values]).topk(min(top_k, len(best) + len(top.values)))
@@ -381,7 +389,8 @@ def _summed(weights: Tensor, own: Sequence[int]) -> Tensor:
     return left.permute([sorted(own).index(axis) for axis in own])
 
 
-def _further(further: Callable[[Tensor], Tensor], space: FillSpace, start: int, count: int) -> Tensor:
+def further_of_fills(further: Callable[[Tensor], Tensor], space: FillSpace, start: int, count: int) -> Tensor:
+    """What a function of ids (n, T) says of some fills (count,), counted with the last slot running fastest."""
     fills = torch.arange(start, start + count, device=space.ids.device)
     return torch.cat([further(space.filled(_choices(part, space.sizes))) for part in fills.split(_CONTEXTS_AT_ONCE)])
 

@@ -22,7 +22,7 @@ OTHERS = [
     *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.bibles",
     "hf_ebm.models.autoregressive_product", "hf_ebm.models.reranking", "hf_ebm.models.energy.conditional_energy",
     "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy",
-    "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.scoring_energy",
+    "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.pair_energy", "hf_ebm.models.energy.scoring_energy",
     "hf_ebm.models.residual.modeling_residual", "hf_ebm.models.residual.scoring_residual", "hf_ebm.plots",
     "hf_ebm.random_state", "hf_ebm.texts",
 ]  # fmt: skip
@@ -30,8 +30,8 @@ OTHERS = [
 # by the guides.
 SHOWN_ELSEWHERE = {
     "drawn_fills", "encode_splits", "fill_energies", "independent_log_probs", "joint_log_probs", "joint_tables",
-    "length_limits", "substitution_scores",
-    "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs",
+    "further_of_fills", "length_limits", "substitution_scores",
+    "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs", "slot_terms",
     "chain_generator", "check_run_fits", "compared_pairs", "conditional_log_probs", "contiguous", "decoded",
     "default_token_budget", "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs",
     "import_arviz", "kernel_at",

@@ -14,17 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_ids, as_mask, as_number, as_whole, check_choice, check_tokenizer
-from hf_ebm.model_facts import limit_of
+from hf_ebm.checks import as_number, as_whole, check_choice, check_tokenizer
 from hf_ebm.model_modes import evaluation_mode, model_output
-from hf_ebm.models.energy.blanks import Layout, as_rules, layouts_of
-from hf_ebm.models.energy.chains import proposal_support
-from hf_ebm.models.energy.encoding import check_encoded, check_same_mask, encode_plain
+from hf_ebm.models.energy.blank_rows import blank_rows
+from hf_ebm.models.energy.blanks import as_rules
+from hf_ebm.models.energy.encoding import check_same_mask
 from hf_ebm.models.energy.fill_methods import FillTask, Found, FoundFill, can_be_chained, filled
-from hf_ebm.models.energy.inputs import by_row, check_inputs, context_of, mask_id_of
+from hf_ebm.models.energy.inputs import mask_id_of
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
 from hf_ebm.scoring.rows import BadLogitsError
-from hf_ebm.texts import as_texts, report_unknown
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -173,27 +171,15 @@ def fill(
     extra = as_extra_energies(extra_energies)
     if reading != "joint" and (extra or temperature != 1 or method == "chains"):
         raise ValueError(f"extra_energies, temperature and chains have no effect with reading={reading!r}")
-    rows, spelled = _rows(model, texts, tokenizer, attention_mask, unknown_tokens)
-    sources = _sources(model, tokenizer, encoder_texts, len(rows), unknown_tokens)
-    inputs = by_row(further_inputs or {}, len(rows), "texts")
-    support = proposal_support(model, None)
-    limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
     runner = model.masked_batch_runner(token_budget)
     with evaluation_mode(model):
+        rows = blank_rows(model, texts, tokenizer, rules, attention_mask, encoder_texts, further_inputs, unknown_tokens)
         tasks = []
-        for row, ids in enumerate(rows):
-            text = None if spelled is None else spelled[row]
-            layouts = layouts_of(model, tokenizer, row, ids, text, support, rules)
-            for layout in layouts:
-                check_encoded(model, limit, "texts", row, layout.space.ids.tolist())
-            source = None if sources is None else torch.tensor([sources[row]])
-            own = {name: int(values[row]) for name, values in inputs.items()}
-            layouts = [_with_context(model, layout, source, own) for layout in layouts]
+        for row, own in enumerate(rows):
             how = (reading, temperature, top_k, row_limit, seed)
-            task = FillTask(model, runner, layouts, extra, source, own, *how)
-            if method == "chains" and not can_be_chained(layouts):
+            if method == "chains" and not can_be_chained(own.layouts):
                 raise ValueError(_unchained(row))
-            tasks.append(task)
+            tasks.append(FillTask(model, runner, own.layouts, extra, own.source, own.further_inputs, *how))
         found = []
         for row, task in enumerate(logging.tqdm(tasks, desc="Filling", unit="text", delay=2, leave=False)):
             try:
@@ -203,52 +189,6 @@ def fill(
             if not found[-1].fills:
                 raise ValueError(f"texts: no fill of row {row} is allowed by the rules and extra_energies")
     return _output(found, tokenizer, runner.num_rows + sum(own.rows_of_chains for own in found))
-
-
-def _rows(
-    model: EnergyModel,
-    texts: Iterable[str] | str | os.PathLike | Tensor,
-    tokenizer: PreTrainedTokenizerBase,
-    attention_mask: Tensor | None,
-    unknown_tokens: str,
-) -> tuple[list[list[int]], list[str] | None]:
-    """Ids of every row, and the texts where these were given."""
-    if isinstance(texts, Tensor):
-        ids = as_ids("texts", texts)
-        sequences = check_inputs(model, ids, as_mask("attention_mask", attention_mask, ids)).sequences
-        ends = zip(sequences.start.tolist(), sequences.stop.tolist(), strict=True)
-        return [ids[row, start:stop].tolist() for row, (start, stop) in enumerate(ends)], None
-    if attention_mask is not None:
-        raise ValueError("attention_mask was given with texts; it is for token ids")
-    spelled = as_texts("texts", texts)
-    rows = encode_plain(model, tokenizer, "texts", spelled)
-    report_unknown(tokenizer, "texts", spelled, unknown_tokens)
-    return rows, spelled
-
-
-def _sources(
-    model: EnergyModel,
-    tokenizer: PreTrainedTokenizerBase,
-    encoder_texts: Iterable[str] | None,
-    count: int,
-    unknown_tokens: str,
-) -> list[list[int]] | None:
-    conditional, given = model.mlm.config.is_encoder_decoder, encoder_texts is not None
-    if conditional != given:
-        role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
-        raise ValueError(f"encoder_texts: {type(model.mlm).__name__} {role} an encoder input")
-    if encoder_texts is None:
-        return None
-    sources = as_texts("encoder_texts", encoder_texts)
-    if len(sources) != count:
-        raise ValueError(f"encoder_texts has {len(sources)} rows, texts has {count}; they must be equal")
-    report_unknown(tokenizer, "encoder_texts", sources, unknown_tokens)
-    return encode_plain(model, tokenizer, "encoder_texts", sources)
-
-
-def _with_context(model: EnergyModel, layout: Layout, source: Tensor | None, further: dict[str, Any]) -> Layout:
-    sequences = check_inputs(model, layout.space.ids[None]).sequences
-    return layout._replace(space=layout.space._replace(context=context_of(model, sequences, source, None, further)))
 
 
 def _unchained(row: int) -> str:

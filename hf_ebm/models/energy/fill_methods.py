@@ -52,6 +52,19 @@ _TOO_MUCH = 0.1
 _CHAINS, _LEAST_EPOCHS, _CONDITIONED = 8, 40, 8
 
 
+def further_energies(
+    model: EnergyModel, runner: Runner, extra: tuple[ExtraEnergy, ...], layout: Layout
+) -> Callable[[Tensor], Tensor] | None:
+    """Extra energies and a layout's conditions as one function of ids; `None` where there are none."""
+    extra = (*extra, *((1.0, condition) for condition in layout.conditions))
+    if not extra:
+        return None
+    ids = layout.space.ids[None]
+    nothing = torch.zeros(1, dtype=torch.long)
+    free = torch.zeros_like(ids, dtype=torch.bool)
+    return Target(runner, model.config.energy, free, nothing, nothing, free[0], None, extra).extra_energy
+
+
 @dataclass
 class FillTask:
     """One row, and how it is filled."""
@@ -70,13 +83,7 @@ class FillTask:
 
     def further(self, layout: Layout) -> Callable[[Tensor], Tensor] | None:
         """The extra energies and conditions of a layout as one function; `None` where there are none."""
-        extra = (*self.extra, *((1.0, condition) for condition in layout.conditions))
-        if not extra:
-            return None
-        ids = layout.space.ids[None]
-        nothing = torch.zeros(1, dtype=torch.long)
-        free = torch.zeros_like(ids, dtype=torch.bool)
-        return Target(self.runner, self.model.config.energy, free, nothing, nothing, free[0], None, extra).extra_energy
+        return further_energies(self.model, self.runner, self.extra, layout)
 
     def num_rows(self, space: FillSpace) -> int:
         """Masked rows for all fills of a space."""

@@ -40,6 +40,7 @@ from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
 from hf_ebm.models.energy.mutations_energy import score_variants
+from hf_ebm.models.energy.pair_energy import pair_joints
 from hf_ebm.models.energy.scoring_energy import score, score_ids
 from hf_ebm.models.reranking import rerank
 from hf_ebm.registration import register
@@ -91,6 +92,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     generate = generate
     generate_from_sources = generate_from_sources
     fill = fill
+    pair_joints = pair_joints
     score = score
     rerank = rerank
     score_ids = score_ids

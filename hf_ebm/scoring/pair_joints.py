@@ -1,0 +1,154 @@
+"""Joint distributions of two positions out of a masked language model (Torroba Hennigen & Kim 2023).
+
+The model says what stands at each of two positions given the other one, `log p(a | b)` and `log p(b | a)`. A joint
+distribution that has both as its conditionals need not exist. Here are three that are made of them, and how far the
+conditionals of each are from the model's. All tables are (K, L), logarithms in nats, float64: a row for each of K
+tokens at the first position, a column for each of L at the second; minus infinity is a pair that can't be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PairConditionals(NamedTuple):
+    """What stands at each position given the other.
+
+    Attributes:
+        first: (K, L) `log p(a | b)`: each column is a distribution.
+        second: (K, L) `log p(b | a)`: each row is.
+    """
+
+    first: Tensor
+    second: Tensor
+
+
+def conditionals_of(log_joint: Tensor) -> PairConditionals:
+    """The conditionals that a joint distribution (K, L) has, normalized or not.
+
+    Example:
+        >>> conditionals_of(torch.tensor([[1.0, 1.0], [3.0, 1.0]]).log()).first.exp()
+        tensor([[0.2500, 0.5000],
+                [0.7500, 0.5000]])
+    """
+    return PairConditionals(log_joint.log_softmax(0), log_joint.log_softmax(1))
+
+
+def random_field_joint(first_terms: Tensor, second_terms: Tensor) -> Tensor:
+    """The Markov random field `exp(-E)` (section 2, MRF), which `generate` samples and `fill` lists.
+
+    With local terms it is the product of both conditionals, normalized. Its own conditionals are others, unless the
+    positions are independent.
+
+    Args:
+        first_terms, second_terms: (K, L) energy terms of each position, in nats.
+
+    Example:
+        >>> random_field_joint(torch.zeros(2, 2), torch.tensor([[0.0, 0.0], [3.0, 3.0]]).log1p()).exp()
+        tensor([[0.4000, 0.4000],
+                [0.1000, 0.1000]])
+    """
+    energies = first_terms + second_terms
+    return -energies - (-energies).flatten().logsumexp(0)
+
+
+def besag_joint(conditionals: PairConditionals, pivot: int) -> Tensor:
+    """The joint of the Hammersley–Clifford–Besag theorem (section 2, HCB), `∝ p(a | b) / p(a' | b) p(b | a')`.
+
+    It has the model's conditionals at the first position. Those at the second are the model's if the two are
+    compatible, and then the pivot doesn't matter.
+
+    Args:
+        pivot: number of a', the token at the first position that `p(b)` is read at; of probability above 0.
+
+    Example:
+        >>> joint = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+        >>> besag_joint(conditionals_of(joint.log()), pivot=1).exp()
+        tensor([[0.1000, 0.2000],
+                [0.3000, 0.4000]])
+    """
+    log_ratio = conditionals.first - conditionals.first[pivot]
+    joint = log_ratio + conditionals.second[pivot]
+    return joint - joint.flatten().logsumexp(0)
+
+
+class NearestJoint(NamedTuple):
+    """What an iteration came to.
+
+    Attributes:
+        log_probs: (K, L).
+        change: the most that a log marginal probability changed by in the last step.
+        num_iterations: steps that were made.
+    """
+
+    log_probs: Tensor
+    change: float
+    num_iterations: int
+
+
+def arnold_gokhale_joint(
+    conditionals: PairConditionals, tolerance: float = 1e-8, max_iterations: int = 10_000
+) -> NearestJoint:
+    """The joint whose conditionals are nearest to the model's (section 2, AG; Arnold & Gokhale 1998).
+
+    It has the least sum of `KL(p(· | b) || q(· | b))` over all b and `KL(p(· | a) || q(· | a))` over all a, which is
+    convex in `log q`. Each step, `q ∝ (p(a | b) + p(b | a)) / (1 / q(a) + 1 / q(b))` with the marginals of the last q,
+    lowers the sum: it replaces their logarithms, which are concave, by tangents.
+
+    Args:
+        tolerance: change of log marginals at which it is done.
+
+    Example:
+        >>> joint = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+        >>> arnold_gokhale_joint(conditionals_of(joint.log())).log_probs.exp()
+        tensor([[0.1000, 0.2000],
+                [0.3000, 0.4000]])
+    """
+    both = torch.logaddexp(conditionals.first, conditionals.second)
+    rows, columns = both.new_zeros(len(both), 1).log_softmax(0), both.new_zeros(1, both.shape[1]).log_softmax(1)
+    change, step = torch.inf, 0
+    joint = both
+    while change > tolerance and step < max_iterations:
+        joint = both - torch.logaddexp(-rows, -columns)
+        joint = joint - joint.flatten().logsumexp(0)
+        new_rows, new_columns = joint.logsumexp(1, keepdim=True), joint.logsumexp(0, keepdim=True)
+        change = float(torch.maximum((new_rows - rows).abs().max(), (new_columns - columns).abs().max()))
+        rows, columns, step = new_rows, new_columns, step + 1
+    return NearestJoint(joint, change, step)
+
+
+class PairDivergence(NamedTuple):
+    """How far the conditionals of a joint are from the model's, `KL(model || joint)` in nats.
+
+    Attributes:
+        mean: over all contexts, those of each position together: `arnold_gokhale_joint` has the least.
+        expected: over contexts as the joint draws them, the mean of both positions.
+    """
+
+    mean: float
+    expected: float
+
+
+def pair_divergence(conditionals: PairConditionals, log_joint: Tensor) -> PairDivergence:
+    """Kullback–Leibler divergences of a joint's conditionals from the model's.
+
+    Example:
+        >>> joint = torch.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=torch.float64).log()
+        >>> found = pair_divergence(conditionals_of(joint), joint)
+        >>> abs(found.mean) < 1e-9, abs(found.expected) < 1e-9
+        (True, True)
+    """
+    own = conditionals_of(log_joint)
+    first, second = _divergences(conditionals.first, own.first, 0), _divergences(conditionals.second, own.second, 1)
+    columns, rows = log_joint.logsumexp(0).exp(), log_joint.logsumexp(1).exp()
+    expected = ((first * columns).sum() + (second * rows).sum()) / 2
+    return PairDivergence(float(torch.cat([first, second]).mean()), float(expected))
+
+
+def _divergences(model: Tensor, own: Tensor, axis: int) -> Tensor:
+    """KL of distributions along an axis; what the model excludes counts nothing."""
+    terms = model.exp() * (model - own)
+    return terms.masked_fill(model == -torch.inf, 0.0).sum(axis)
