@@ -16,7 +16,8 @@ from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 # What a chain reads and a decoder doesn't.
 _OF_CHAINS = (
     "kernel", "burn_in", "thinning", "block_size", "final_block_size", "block_fill", "block_layout", "order",
-    "proposal_temperature", "proposal_top_k", "proposal_top_p", "proposal_epsilon",
+    "proposal_temperature", "proposal_top_k", "proposal_top_p", "proposal_epsilon", "max_changes", "avoid",
+    "min_distance",
 )  # fmt: skip
 
 
@@ -58,6 +59,29 @@ def _token_ids(name: str, value: object) -> list[int]:
     tokens = wholes(value)
     if tokens is None:
         raise ValueError(f"{name} must be a list of token ids, got {value!r}")
+    return tokens
+
+
+def _allowed_tokens(name: str, value: object) -> dict[int, list[int]]:
+    """Token ids by position, which JSON makes a text of."""
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{name} must be lists of token ids by position, {{3: [5, 7]}}, got {value!r}")
+    positions = wholes([int(n) if isinstance(n, str) and n.isdecimal() else n for n in value])
+    if positions is None:
+        raise ValueError(f"{name}: positions must be whole numbers from 0 up, got {list(value)!r}")
+    return {n: _some_token_ids(f"{name}: position {n}", own) for n, own in zip(positions, value.values(), strict=True)}
+
+
+def _sequences(name: str, value: object) -> list[list[int]]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{name} must be a list of sequences of token ids, got {value!r}")
+    return [_some_token_ids(f"{name}: entry {number}", own) for number, own in enumerate(value)]
+
+
+def _some_token_ids(name: str, value: object) -> list[int]:
+    tokens = _token_ids(name, value)
+    if not tokens:
+        raise ValueError(f"{name} must hold at least one token id")
     return tokens
 
 
@@ -135,6 +159,24 @@ class ChainGenerationConfig(GenerationSettings):
         least=0,
     )
     suppress_tokens: Setting[list[int] | None] = setting(None, "Further ids that are never proposed.", check=_token_ids)
+    max_changes: Setting[int | None] = setting(
+        None, "At most so many positions of a chain differ from where it starts, a prompt without masks.", least=1
+    )
+    protected_positions: Setting[list[int] | None] = setting(
+        None,
+        "Positions that stay as they are in every prompt, from 0 and special tokens counted; `free_mask` says it of "
+        "each.",
+        check=_token_ids,
+    )
+    allowed_tokens: Setting[dict[int, list[int]] | None] = setting(
+        None, "Ids that some positions may hold, by position: `{3: [5, 7]}`.", check=_allowed_tokens
+    )
+    avoid: Setting[list[list[int]] | None] = setting(
+        None, "Sequences, as the tokenizer gives them, that no chain is ever at.", check=_sequences
+    )
+    min_distance: Setting[int] = setting(
+        1, "At how many positions, or more, a chain differs from each sequence of `avoid` that is as long.", least=1
+    )
 
     if TYPE_CHECKING:
 

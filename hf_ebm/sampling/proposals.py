@@ -46,15 +46,17 @@ class ProposalDistribution:
         self.processors, self.forbidden, self.epsilon = processors, ~support, epsilon
         self.exclude_current = exclude_current
 
-    def log_probabilities(self, logits: Tensor, shown: Callable[[], Tensor]) -> Tensor:
+    def log_probabilities(self, logits: Tensor, shown: Callable[[], Tensor], forbidden: Tensor | None = None) -> Tensor:
         """Log probabilities (n, V), -inf off the support; NaN where processors leave no token.
 
         Args:
             logits: (n, V), as many for each of the sequences.
             shown: gives the sequences with the block masked (m, L), for processors.
+            forbidden: (n, V) bool, tokens off the support where each stands.
         """
         self.forbidden = self.forbidden.to(logits.device)
-        logits = logits.masked_fill(self.forbidden, -torch.inf)
+        forbidden = self.forbidden if forbidden is None else self.forbidden | forbidden
+        logits = logits.masked_fill(forbidden, -torch.inf)
         plain = logits.log_softmax(-1)
         if not self.processors:
             return plain
@@ -62,7 +64,7 @@ class ProposalDistribution:
         ids, warped = ids.repeat_interleave(len(logits) // len(ids), 0), logits
         for processor in self.processors:
             warped = _checked_scores(processor, processor(ids, warped), logits)
-        warped = warped.masked_fill(self.forbidden, -torch.inf).log_softmax(-1)
+        warped = warped.masked_fill(forbidden, -torch.inf).log_softmax(-1)
         if self.epsilon == 0:
             return warped
         share = torch.tensor(self.epsilon, dtype=torch.float64)
@@ -159,6 +161,19 @@ class BlockProposal(NamedTuple):
     fill: str = "parallel"
 
     def __call__(self, ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target) -> Proposed:
+        """As `unconstrained`, but a move that breaks a constraint is none, and has no way back."""
+        proposed = self.unconstrained(ids, positions, size, uniforms, target)
+        if not target.is_constrained:
+            return proposed
+        kept = target.allows(proposed.ids)
+        return proposed._replace(
+            ids=torch.where(kept[:, None], proposed.ids, ids),
+            log_reverse=proposed.log_reverse.masked_fill(~kept, -torch.inf),
+            known=proposed.known & kept[:, None],
+            known_terms=proposed.known_terms * kept[:, None],
+        )
+
+    def unconstrained(self, ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target) -> Proposed:
         """Proposes new tokens for one block per chain.
 
         Args:
@@ -254,7 +269,9 @@ def _reverse_of_sequential(
 
     def reduce(logits: Tensor, n: Index) -> Tensor:
         old, new = to_device(tokens[:, n], logits.device)
-        return q.log_back(q.log_probabilities(logits[:, 0], lambda: target.shown(ids, rows.some(n))), old, new)
+        forbidden = target.forbidden(rows, n, logits.device)
+        shown = lambda: target.shown(ids, rows.some(n))  # noqa: E731
+        return q.log_back(q.log_probabilities(logits[:, 0], shown, forbidden), old, new)
 
     return result.index_add_(0, source, _possible(target.runner(target.sequences(ids), rows, reduce)))
 
@@ -272,7 +289,8 @@ def _drawn(
     def reduce(logits: Tensor, n: Index) -> Tensor:
         flat = logits.flatten(0, 1)
         current, uniform = (to_device(part[n].flatten(), logits.device) for part in given)
-        log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)))
+        forbidden = target.forbidden(rows, n, flat.device)
+        log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)), forbidden)
         token, forward, back = q.draw(log_probabilities, current, uniform)
         terms = [token_energy(flat, token, target.energy)] if with_terms else []
         return torch.stack([token, forward, back, *terms], -1).unflatten(0, logits.shape[:2])

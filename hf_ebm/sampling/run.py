@@ -73,6 +73,7 @@ class ChainRun:
         run_config: what the run is of: settings, seed, chain keys; a state only continues the same one.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
         context: what the model reads of each chain beside its tokens.
+        begun_at: (C, T) tokens of the prompts, where changes are counted from them.
     """
 
     state: ChainState
@@ -89,16 +90,17 @@ class ChainRun:
     stop: Tensor
     free: Tensor
     context: Context | None = None
+    begun_at: Tensor | None = None
 
     @classmethod
-    def begin(cls, state: ChainState, run_config: dict, target: Target) -> Self:
+    def begin(cls, state: ChainState, run_config: dict, target: Target, begun_at: Tensor | None = None) -> Self:
         """A run that has done nothing yet."""
         chains, length = state.ids.shape
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
         where = (target.start, target.stop, target.free, target.context)
         tally = Tally.zeros(chains)
-        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, run_config, *where)
+        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, run_config, *where, begun_at)
 
     @property
     def recipe(self) -> dict:
@@ -138,6 +140,8 @@ class ChainRun:
         tensors |= {name: getattr(self, name)[:, : self.kept] for name in ("samples", "sample_energies")}
         if self.context is not None:
             tensors |= _context_tensors(self.context)
+        if self.begun_at is not None:
+            tensors["begun_at"] = self.begun_at
         values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "run_config")}
         return {name: value.cpu().contiguous() for name, value in tensors.items()}, values
 

@@ -33,6 +33,9 @@ logger = logging.get_logger(__name__)
 Run = TypeVar("Run", bound=ChainRun)
 
 
+# Fills of a start until it keeps the constraints.
+_FILLS_TRIED = 100
+
 # What a stream is for; part of its key, so that no two uses share numbers.
 EPOCH, WARM_START, LENGTH = 0, 1, 2
 
@@ -104,13 +107,29 @@ def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> Non
 def started(
     run: Run, config: ResolvedChainConfig, keys: list[ChainKey], target: Target, proposal: BlockProposal
 ) -> Run:
-    """A run whose chains are where they start: what they cannot hold is filled, and energies are evaluated."""
+    """A run whose chains are where they start: what they cannot hold is filled, and energies are evaluated.
+
+    Raises:
+        ValueError: for a chain whose fills all break a constraint.
+    """
     ids = run.state.ids
-    masked = target.free & ~target.support.cpu()[ids]
-    if bool(masked.any()):
+    masked = target.free & ~target.holdable(ids)
+    for attempt in range(_FILLS_TRIED if bool(masked.any()) else 0):
         ids = ids.masked_fill(masked, target.runner.mask_id)
-        generators = [chain_generator(config.seed, *key, WARM_START) for key in keys]
+        generators = [chain_generator(config.seed, *key, WARM_START, attempt) for key in keys]
         ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
+        if not target.is_constrained:
+            break
+        masked &= ~target.allows(ids)[:, None]  # chains whose fill is right keep it
+        if not bool(masked.any()):
+            break
+    else:
+        if bool(masked.any()):
+            key = keys[int(masked.any(1).nonzero()[0])]
+            raise ValueError(
+                f"avoid: none of {_FILLS_TRIED} fills by warm_start={config.warm_start!r} takes prompt {key.prompt}, "
+                f"chain {key.chain} far enough away from all of its sequences; give a start as input_ids"
+            )
     state = target.state(ids)
     return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows)
 
@@ -155,7 +174,8 @@ def run_epoch(
     for step in range(run.step, len(blocks)):
         rows_before, block, state = target.runner.num_rows, blocks[step], run.state
         state, info = kernel.step(state, block, target, proposal, temperature, **arguments)
-        _warn_if_outside(info, config)
+        if not target.is_constrained:
+            _warn_if_outside(info, config)
         counts = info.accepted, info.tokens_changed > 0, info.tokens_changed, block.size > 0
         tally = Tally(*(so_far + count for so_far, count in zip(run.tally, counts, strict=True)))
         if on_step is not None and bool(info.tokens_changed.any()):

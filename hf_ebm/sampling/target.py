@@ -1,4 +1,4 @@
-"""The distribution a chain is after: `exp(-E/τ)` over the free positions, within the supported tokens."""
+"""The distribution a chain is after: `exp(-E/τ)` over the free positions, within supported tokens and constraints."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hf_ebm.checks import as_callable, name_of, number, row_numbers, shown
 from hf_ebm.renamed import renamed_attributes
+from hf_ebm.sampling.constraints import Constraint, PositionTokens
 from hf_ebm.scoring.energies import energy_terms
-from hf_ebm.scoring.rows import Context, MaskedRows, Runner, Sequences
+from hf_ebm.scoring.rows import Context, Index, MaskedRows, Runner, Sequences
 
 # A further energy: its weight and a callable from token ids (n, T) to energies (n,) in nats.
 EnergyFunction = Callable[[Tensor], Tensor]
@@ -88,6 +89,8 @@ class Target:
         support: (V,) bool, the tokens a free position may hold, where the model is.
         context: what the model reads of each chain beside its tokens, where the model is.
         extra: further energies, of ids where the model is. A hard constraint returns infinity where it is violated.
+        position_tokens: where positions may not all hold the same tokens, those that each may.
+        constraints: what all chains keep from their start on, which cost no rows: see `hf_ebm.sampling.constraints`.
     """
 
     runner: Runner
@@ -98,6 +101,30 @@ class Target:
     support: Tensor
     context: Context | None = None
     extra: Sequence[ExtraEnergy] = field(default_factory=tuple)
+    position_tokens: PositionTokens | None = None
+    constraints: Sequence[Constraint] = ()
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether there is anything to keep beside the supported tokens."""
+        return bool(self.constraints) or self.position_tokens is not None
+
+    def holdable(self, ids: Tensor) -> Tensor:
+        """(C, T) bool: whether a free position may hold each of `ids` (C, T)."""
+        return self.support.cpu()[ids] if self.position_tokens is None else self.position_tokens.hold(ids)
+
+    def allows(self, ids: Tensor) -> Tensor:
+        """(C,) bool: whether states `ids` (C, T) keep the constraints."""
+        kept = torch.ones(len(ids), dtype=torch.bool)
+        if self.position_tokens is not None:
+            kept = (self.position_tokens.hold(ids) | ~self.free).all(1)
+        for constraint in self.constraints:
+            kept &= constraint(ids)
+        return kept
+
+    def forbidden(self, rows: MaskedRows, n: Index, device: torch.device) -> Tensor | None:
+        """(n P, V) bool: tokens that may not stand where some of the rows read; `None` if unsupported ones are all."""
+        return None if self.position_tokens is None else self.position_tokens.forbidden(rows.some(n), device)
 
     def sequences(self, ids: Tensor) -> Sequences:
         """States `ids` (C, T) of the chains as sequences."""

@@ -35,7 +35,7 @@ def sample_masks(
         position = torch.tensor([order[step] if len(order) > step else 0 for order in orders])[:, None]
         uniform = torch.tensor([own[step] if len(own) > step else 0.0 for own in uniforms], dtype=torch.float64)
         # The positions still to be filled hold the mask token in `ids` itself.
-        ids = proposal(ids, position, size, uniform[:, None], target).ids
+        ids = proposal.unconstrained(ids, position, size, uniform[:, None], target).ids
     return ids
 
 
@@ -73,11 +73,17 @@ def _most_probable(ids: Tensor, again: Tensor, chains: Tensor, target: Target) -
     order = torch.sort((~wanted).long(), dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
     positions = torch.where(wanted.gather(1, order), order, order[:, :1])  # shorter rows repeat their first position
 
+    rows = MaskedRows(chains, positions, positions)
+
     def reduce(logits: Tensor, n: Index) -> Tensor:
-        best = logits.masked_fill(~target.support.to(logits.device), -torch.inf).log_softmax(-1).max(-1)
+        forbidden = ~target.support.to(logits.device)
+        narrowed = target.forbidden(rows, n, logits.device)
+        if narrowed is not None:
+            forbidden = forbidden | narrowed.unflatten(0, logits.shape[:2])
+        best = logits.masked_fill(forbidden, -torch.inf).log_softmax(-1).max(-1)
         return torch.stack([best.indices.double(), best.values.double()], -1)
 
-    found = target.runner(target.sequences(ids), MaskedRows(chains, positions, positions), reduce)
+    found = target.runner(target.sequences(ids), rows, reduce)
     # Repeats must agree with what they repeat: rounding could differ between two reads of one position.
     source = torch.where(wanted.gather(1, order), torch.arange(order.shape[1]), 0)
     return positions, found[..., 0].gather(1, source).long(), found[..., 1].gather(1, source)

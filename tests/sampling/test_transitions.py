@@ -11,10 +11,13 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
+from hf_ebm import ChainGenerationConfig
 from hf_ebm.exact import enumerate_distribution
+from hf_ebm.models.energy.constrained_chains import constrained
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
 from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution
+from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 from tests.conftest import tiny_energy_model
@@ -26,15 +29,31 @@ WORDS = [5, 6, 7]
 LENGTH = 3
 GRID = 40  # a token of probability below about 1/40 would be missed, and the sum to 1 would then fail
 BISECTIONS = 22
+START = torch.tensor([[1, 5, 6, 6, 2]])
+# Settings, and what they say of a sequence.
+CONSTRAINTS = {
+    "max_changes": ({"max_changes": 2}, lambda ids: sum(ids != START[0]) <= 2),
+    "allowed_tokens": (
+        {"allowed_tokens": {1: [5, 7], 3: [6, 5]}}, lambda ids: int(ids[1]) != 6 and int(ids[3]) != 7,
+    ),
+    "avoid": (
+        {"avoid": [[1, 5, 6, 7, 2], [1, 6, 6, 6, 2], [5, 6]], "min_distance": 2},
+        lambda ids: all(sum(ids != torch.tensor(other)) >= 2 for other in ([1, 5, 6, 7, 2], [1, 6, 6, 6, 2])),
+    ),
+}  # fmt: skip
 
 
 class Kernel:
     """A Metropolis–Hastings kernel on the 27 states of a tiny model, every state being a chain."""
 
-    def __init__(self, energy, fill="parallel", temperature=1.0, window=None, warp=(), epsilon=0.0, exclude=False):
+    def __init__(
+        self, energy, fill="parallel", temperature=1.0, window=None, warp=(), epsilon=0.0, exclude=False, keeps=None
+    ):
         self.model = tiny_energy_model(energy, vocab_size=8, dtype=torch.float64, seed=5, scale=0.3)
         self.temperature, self.window = temperature, window
-        self.exact = exact_target(self.model, WORDS, LENGTH, temperature=temperature)
+        self.settings, rule = CONSTRAINTS[keeps] if keeps else ({}, None)
+        extra = None if rule is None else lambda ids: torch.tensor([0.0 if rule(row) else torch.inf for row in ids])
+        self.exact = exact_target(self.model, WORDS, LENGTH, temperature=temperature, extra=extra)
         self.states = torch.nn.functional.pad(self.exact.sequences, (1, 1), value=0)
         self.states[:, 0], self.states[:, -1] = 1, 2
         support = torch.zeros(8, dtype=torch.bool)
@@ -47,7 +66,9 @@ class Kernel:
         free[:, 1:-1] = True
         start = torch.zeros(count, dtype=torch.long)
         runner = self.model.masked_batch_runner()
-        return Target(runner, self.model.config.energy, free, start, start + LENGTH + 2, self.support)
+        target = Target(runner, self.model.config.energy, free, start, start + LENGTH + 2, self.support)
+        config = ChainGenerationConfig().resolved(ChainGenerationConfig(), self.settings)
+        return constrained(target, config, [ChainKey(0, 0)] * count, START.expand(count, -1))
 
     @torch.no_grad()
     def moves(self, block: list[int]):
@@ -64,6 +85,10 @@ class Kernel:
             for to in places.unique().tolist():
                 first = int((places == to).nonzero()[0])
                 found[number, to] = (float(moves.log_forward[first].exp()), draws[first])
+            if self.settings:  # what is refused leaves a chain where it is, whatever was drawn
+                away = sum(share for (origin, to), (share, _) in found.items() if origin == number != to)
+                found[number, number] = (1 - away, draws[0])
+                assert away < 1 + 1e-9
         return found
 
     @torch.no_grad()
@@ -134,6 +159,30 @@ def test_detailed_balance(energy, name):
     matrix = kernel.transition_matrix(block)
     assert kernel.imbalance(matrix) < 1e-6
     assert float((1 - matrix.diagonal()).max()) > 0.05  # it does move
+
+
+@pytest.mark.parametrize("keeps", CONSTRAINTS)
+@pytest.mark.parametrize("name", ["single_site", "block", "sequential_fill"])
+def test_detailed_balance_within_constraints(name, keeps):
+    """No mass leaves the set, where every state reaches every other."""
+    settings, block = KERNELS[name]
+    kernel = Kernel("local", keeps=keeps, **settings)
+    matrix = kernel.transition_matrix(block)
+    assert kernel.imbalance(matrix) < 1e-6
+    inside = kernel.exact.log_probabilities > -torch.inf
+    assert 1 < int(inside.sum()) < len(inside) and not bool(matrix[inside][:, ~inside].any())
+    assert float((1 - matrix.diagonal())[inside].max()) > 0.05
+
+
+def test_constrained_proposals_that_are_drawn_again_break_detailed_balance(monkeypatch):
+    """The usual mistake: what is left is proposed more often, and that isn't counted."""
+    kernel = Kernel("local", keeps="max_changes")
+    plain, share = kernel.moves([1, 3]), {}
+    for (origin, to), (own, _) in plain.items():
+        share[origin] = share.get(origin, 0.0) + own * (origin != to)
+    again = {pair: (own / share[pair[0]] * (pair[0] != pair[1]), draws) for pair, (own, draws) in plain.items()}
+    monkeypatch.setattr(kernel, "moves", lambda block: again)
+    assert kernel.imbalance(kernel.transition_matrix([1, 3])) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["block", "sequential_fill", "delayed_block", "exclude_current"])

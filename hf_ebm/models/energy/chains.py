@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_ebm.checks import as_ids, as_whole_numbers, listed, shown, wholes
 from hf_ebm.model_facts import limit_of
+from hf_ebm.models.energy.constrained_chains import protect
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, mask_id_of, padding_id
 from hf_ebm.sampling.sampler import LENGTH, ChainKey, chain_generator, check_run_fits
 from hf_ebm.scoring.rows import Context, Sequences
@@ -114,8 +115,9 @@ def build_chains(
     if inputs["free_mask"] is None:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
-    _check_free(free, masks, config, keys)
-    return Chains(keys, ids.cpu(), sequences.start, sequences.stop, free.cpu(), sequences.context)
+    free = protect(free.cpu(), sequences, config, keys)
+    _check_free(free, masks.cpu(), config, keys)
+    return Chains(keys, ids.cpu(), sequences.start, sequences.stop, free, sequences.context)
 
 
 def longest_of(config: ResolvedChainConfig) -> int:
@@ -183,7 +185,10 @@ def _check_free(free: Tensor, masks: Tensor, config: ResolvedChainConfig, keys: 
             raise ValueError(f"input_ids: prompt {key.prompt} has no free position; there is nothing to sample")
         fixed_masks = (masks[row] & ~free[row]).nonzero()[:, 0].tolist()
         if fixed_masks:
-            raise ValueError(f"free_mask: prompt {key.prompt} holds a mask token at fixed position {fixed_masks[0]}")
+            raise ValueError(
+                f"free_mask or protected_positions: prompt {key.prompt} holds a mask token at fixed position "
+                f"{fixed_masks[0]}"
+            )
         sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
         if config.final_block_size is None and max(sizes) > count:
             raise ValueError(

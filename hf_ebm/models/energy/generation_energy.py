@@ -19,6 +19,7 @@ from transformers.utils import logging
 from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.chains import Chains, build_chains, proposal_support
+from hf_ebm.models.energy.constrained_chains import check_starts, constrained
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -199,12 +200,16 @@ def _begin(
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
     target = _target(model, chains, config, support, extra, token_budget)
+    target = constrained(target, config, chains.keys, chains.ids)
+    check_starts(target, config, chains.keys, chains.ids)
     keys = [list(key) for key in chains.keys]
     run_config = {
         "settings": config.settings(), "keys": keys, "energy": model.config.energy,
         "extra_energies": weights_of(extra),
     }  # fmt: skip
-    return _Job(SavedRun.begin(target.unknown_state(chains.ids), run_config, target), config, chains.keys, target)
+    begun_at = None if config.max_changes is None else chains.ids.clone()  # tensors of a file share no memory
+    run = SavedRun.begin(target.unknown_state(chains.ids), run_config, target, begun_at)
+    return _Job(run, config, chains.keys, target)
 
 
 def _resume(
@@ -220,6 +225,7 @@ def _resume(
     keys = [ChainKey(*key) for key in run.run_config["keys"]]
     chains = Chains(keys, run.state.ids, run.start, run.stop, run.free, run.context)
     target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
+    target = constrained(target, config, keys, run.state.ids if run.begun_at is None else run.begun_at)
     if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
         check_same_target(run, target)
     return _Job(run, config, keys, target)
