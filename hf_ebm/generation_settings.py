@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin, overload
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -71,8 +71,10 @@ def help_of_setting(own: Field) -> str:
 
 
 def option_type(own: Field) -> type:
-    """What a setting is made of on a command line: a list if it may be one, else a value."""
-    return list[int] if list[int] in _kinds(own) else _kinds(own)[0]
+    """What a setting is made of on a command line: a list if it may be one, else a value; what is neither is a text."""
+    if list[int] in _kinds(own):
+        return list[int]
+    return str if get_origin(_kinds(own)[0]) else _kinds(own)[0]
 
 
 def _kinds(own: Field) -> list[type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_ebm.checks import shown
 from hf_ebm.cli.common import ModelArguments, check_shared, command, load_model, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
@@ -44,6 +46,9 @@ _MASKS = re.compile(r"<mask>|\[mask\]|\{mask\}|<extra_id_\d+>|<\|mask\|>|_{3,}",
 _OWN_HELP = {
     "lengths": "Numbers of free tokens where there is no prompt; each makes one.",
     "seed": "Seed of the chains' own random streams: the same command gives the same chains.",
+    "allowed_tokens": 'Tokens that some positions may hold, by position from 0, as JSON: {"3": ["king", "lord"]}.',
+    "avoid": "Texts that no chain is ever at: a file as --input.",
+    "protected_positions": "Positions that stay as they are in every prompt, from 0 and special tokens counted.",
 }
 
 
@@ -76,7 +81,7 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     Records are appended as chains finish, with the other fields of their prompts. The same command, given again after a
     kill, goes on where it stopped; the processes of `torchrun --nproc_per_node N -m hf_ebm sample …` divide the chains.
     """
-    settings = _settings(chain_arguments)
+    settings = _settings(chain_arguments, arguments.text_column)
     if arguments.chains_at_once < 1:
         raise ValueError(f"chains_at_once must be at least 1, got {arguments.chains_at_once}")
     inputs: dict[str, Any] = dict(which.inputs_by_name())
@@ -90,7 +95,7 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     if prompts is not None and "lengths" in settings:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
-    config = ChainGenerationConfig(**settings).resolved(model.generation_config, {})
+    config = ChainGenerationConfig(**_in_ids(settings, model, tokenizer)).resolved(model.generation_config, {})
     if prompts is None and config.lengths is None:
         raise ValueError("there is nothing to sample: give prompts, as --input or --text, or --lengths of sequences")
     if prompts is not None:
@@ -135,12 +140,45 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
         _print_summary(records.read() if printed is None else printed, config, summary)
 
 
-def _settings(chain_arguments: object) -> dict[str, Any]:
+def _settings(chain_arguments: object, text_column: str) -> dict[str, Any]:
+    """The settings that were given; `allowed_tokens` and `avoid` as tokens and texts."""
     settings = {name: value for name, value in vars(chain_arguments).items() if value is not None}
     for name in ("lengths", "block_size"):
         if name in settings and len(settings[name]) == 1:
             settings[name] = settings[name][0]
+    if "allowed_tokens" in settings:
+        try:
+            given = json.loads(settings["allowed_tokens"])
+        except (json.JSONDecodeError, RecursionError):
+            given = None
+        if not isinstance(given, dict) or not all(isinstance(tokens, list) for tokens in given.values()):
+            raise ValueError(
+                'allowed_tokens must be lists of tokens by position, {"3": ["king", "lord"]}, got '
+                f"{shown(settings['allowed_tokens'])}"
+            )
+        settings["allowed_tokens"] = given
+    if "avoid" in settings:
+        if settings["avoid"] == "-":
+            raise ValueError("avoid must be a file, as several processes cannot share standard input")
+        settings["avoid"] = read_records(settings["avoid"], text_column).texts(text_column)
     return settings
+
+
+def _in_ids(settings: dict[str, Any], model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Settings with ids in the place of tokens and texts. Raises `ValueError` for those that are unknown."""
+    found = dict(settings)
+    if "avoid" in settings:
+        found["avoid"] = encode_plain(model, tokenizer, "avoid", settings["avoid"])
+    if "allowed_tokens" in settings:
+        vocabulary = tokenizer.get_vocab()
+        for position, tokens in settings["allowed_tokens"].items():
+            unknown = [token for token in tokens if token not in vocabulary]
+            if unknown:
+                raise ValueError(f"allowed_tokens: position {position}: {unknown[0]!r} is no token of the tokenizer")
+        found["allowed_tokens"] = {
+            position: [vocabulary[token] for token in tokens] for position, tokens in settings["allowed_tokens"].items()
+        }
+    return found
 
 
 def _warn_of_masks(prompts: list[str], encoded: list[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:

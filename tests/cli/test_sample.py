@@ -16,6 +16,7 @@ from hf_ebm.models.energy import generation_energy, saved_runs
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import KERNELS
 from tests.cli.conftest import killed, read, run
+from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
@@ -247,3 +248,28 @@ def test_missing_chains_are_not_passed_over(tmp_path):
     records.append([{"prompt": 0, "chain": 0, "epoch": 0}])
     with pytest.raises(RuntimeError, match="have not been sampled"):
         records.close([(0, 0), (0, 1)])
+
+
+def test_constraints_are_given_as_tokens_and_texts(model_folder, tmp_path, capsys, monkeypatch):
+    start, avoid = "the king said", tmp_path / "avoid.txt"
+    tokenizer = small_tokenizer("wordpiece")
+    first, second = tokenizer.tokenize(start)[:2]
+    command = ["sample", "--model", model_folder, "--text", start, "--rewrite", *CHAINS, "--max_changes", "1"]
+    asked, generate = [], EnergyModel.generate
+    monkeypatch.setattr(EnergyModel, "generate", lambda *own, **how: asked.append(how) or generate(*own, **how))
+    avoid.write_text("king\nthe king saw\n", encoding="utf-8")
+    run(*command, "--allowed_tokens", json.dumps({"1": [first, second]}), "--avoid", avoid)
+    config, ids = asked[0]["generation_config"], tokenizer(start).input_ids
+    assert (config.max_changes, config.allowed_tokens) == (1, {1: ids[1:3]})
+    assert config.avoid == tokenizer(["king", "the king saw"]).input_ids
+    avoid.write_text(f"{start}\n", encoding="utf-8")
+    capsys.readouterr()
+    for option, value, message in (
+        ("--avoid", avoid, "avoid: prompt 0 starts at"),
+        ("--allowed_tokens", '{"1": ["no such token"]}', "allowed_tokens: position 1: 'no such token' is no token"),
+        ("--allowed_tokens", "[1", "allowed_tokens must be lists of tokens"),
+        ("--protected_positions", "99", "protected_positions: position 99"),
+    ):
+        with pytest.raises(SystemExit):
+            run(*command, option, value)
+        assert message in capsys.readouterr().err

@@ -72,12 +72,16 @@ def test_settings_save_with_the_model_and_load_back(tmp_path):
         order="sequential", energy_temperature=1.5, energy_temperature_decay=0.1, min_energy_temperature=0.9,
         proposal_temperature=1.2, proposal_top_k=3, proposal_top_p=0.9, proposal_epsilon=0.05, exclude_current=True,
         delayed_acceptance=1, warm_start="greedy", accept_all_epochs=1, suppress_tokens=[8],
+        allowed_tokens={2: [5, 6]}, avoid=[[1, 5, 5, 5, 2]], min_distance=2,
     )  # fmt: skip
     model.save_pretrained(tmp_path)
     loaded = EnergyModel.from_pretrained(tmp_path)
     assert loaded.generation_config.settings() == model.generation_config.settings()
     assert None not in (getattr(model.generation_config, name) for name in model.generation_config.settings())
-    assert model.generation_config.settings().keys() == ChainGenerationConfig.defaults.keys() - {"decoder"}
+    for_prompts = {"max_changes", "protected_positions"}
+    assert (
+        model.generation_config.settings().keys() == ChainGenerationConfig.defaults.keys() - {"decoder"} - for_prompts
+    )
     out = loaded.generate()
     assert equal(out, model.generate()) and 8 not in out.samples
     assert out.trace.block_size[0].tolist() == [3, 2, 2, 2, 1]
