@@ -9,7 +9,7 @@
 - `trainers`: Trainer subclasses; `pipelines`: Transformers pipelines; `evaluate_modules`: metrics for `evaluate`.
 - `publishing`: uploads to the Hub; `hub_cards`: templates of model cards; `plots`: plots of chains and energies.
 - `loading`, `texts`, `checks`, `generation_settings`, `model_facts`, `model_modes`, `random_state`, `runtime`: shared.
-- `public`: what is exported; `registration`: models of the auto classes; `renamed`: old names.
+- `exports`: what `import hf_ebm` gives; `registration`: models of the auto classes; `renamed`: old names.
 
 Nothing is imported before it is used. Transformers' auto classes know the models from the start.
 """
@@ -22,23 +22,23 @@ from hf_ebm.renamed import rename_modules
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hf_ebm.public import *  # noqa: F403
-    from hf_ebm.public import __all__ as __all__
+    from hf_ebm.exports import *  # noqa: F403
+    from hf_ebm.exports import __all__ as __all__
 else:
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module
         from importlib.util import find_spec
 
-        public = import_module("hf_ebm.public")
-        if name == "__all__" or name in public.__all__:
-            return getattr(public, name)
+        exports = import_module("hf_ebm.exports")
+        if name == "__all__" or name in exports.__all__:
+            return getattr(exports, name)
         if not name.startswith("_") and find_spec(f"hf_ebm.{name}"):
             return import_module(f"hf_ebm.{name}")
         raise AttributeError(f"module 'hf_ebm' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        from hf_ebm.public import __all__ as names
+        from hf_ebm.exports import __all__ as names
 
         return sorted([*(name for name in globals() if name.startswith("__")), *names])
 

@@ -23,7 +23,7 @@ from hf_ebm.checks import as_number, as_path, as_whole, listed, number, whole, w
 from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.texts import as_texts
 from hf_ebm.trainers.mgs import MGSConfig
-from hf_ebm.trainers.soft_beam import SoftBeamConfig
+from hf_ebm.trainers.stepwise import SoftBeamConfig
 from tests.pipelines.models_for_pipelines import energy_model, residual_model, tokenizer
 
 WHOLE = [85, np.int64(85), np.uint8(85), torch.tensor(85), torch.tensor(85, dtype=torch.int32), np.array(85),

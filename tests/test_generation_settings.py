@@ -4,7 +4,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_ebm import ChainGenerationConfig, JointGenerationConfig
-from hf_ebm.cli.common import setting_options
+from hf_ebm.cli.commands import setting_options
 from hf_ebm.generation_settings import GenerationSettings, Setting, setting
 from hf_ebm.models.residual.generation_residual import METHODS
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS

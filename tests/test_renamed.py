@@ -64,6 +64,8 @@ OLD = {
     "hf_ebm.trainers.decoding_trial": ("decodes_as_scored", "hf_ebm.trainers.sequence_pairs"),
     "hf_ebm.trainers.labels": ("check_labels", "hf_ebm.trainers.targets"),
     "hf_ebm.trainers.batches": ("columns_at", "hf_ebm.trainers.costs"),
+    "hf_ebm.trainers.soft_beam": ("SoftBeamTrainer", "hf_ebm.trainers.stepwise"),
+    "hf_ebm.relaxations.weight_gradients": ("SummedWeightGradients", "hf_ebm.relaxations.stepwise"),
     "hf_ebm.trainers.scorer_cost": ("ScorerCost", "hf_ebm.trainers.costs"),
     "hf_ebm.trainers.minimum_risk": ("MinimumRiskConfig", "hf_ebm.trainers.sampled_risk"),
     "hf_ebm.trainers.policy_gradient": ("RunningMean", "hf_ebm.trainers.sampled_risk"),

@@ -3,7 +3,7 @@
 - `objective`: `ObjectiveTrainer`, the base of all; `publishing`: the cards it writes and the code it uploads;
 - `seq2seq`: `Seq2SeqObjectiveTrainer`, the base of those of sequence-to-sequence models, with `CrossEntropyTrainer` and
   `SelfNormalizedTrainer`; `targets`: checks and lengths of what models that generate are trained on, and decode;
-- `stepwise`: trainers that decode step by step, with `ScheduledSamplingTrainer`; `soft_beam` is one of them;
+- `stepwise`: trainers that decode step by step, `ScheduledSamplingTrainer` and `SoftBeamTrainer`;
 - `mgs`, `sampled_risk` (minimum risk, policy gradient): trainers for a cost of decoded sequences, of
   sequence-to-sequence and causal models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the
   batches of `sequence_pairs`; `costs`: columns of the data that costs read, and the cost under another model;
@@ -31,8 +31,7 @@ from hf_ebm.trainers.seq2seq import (
     SelfNormalizedTrainer,
     Seq2SeqObjectiveTrainer,
 )
-from hf_ebm.trainers.soft_beam import SoftBeamConfig, SoftBeamTrainer
-from hf_ebm.trainers.stepwise import ScheduledSamplingConfig, ScheduledSamplingTrainer
+from hf_ebm.trainers.stepwise import ScheduledSamplingConfig, ScheduledSamplingTrainer, SoftBeamConfig, SoftBeamTrainer
 
 __all__ = [
     "CrossEntropyConfig",
@@ -67,6 +66,7 @@ rename_modules(
         "labels": f"{__name__}.targets",
         "minimum_risk": f"{__name__}.sampled_risk",
         "policy_gradient": f"{__name__}.sampled_risk",
+        "soft_beam": f"{__name__}.stepwise",
         "scorer_cost": f"{__name__}.costs",
         "scheduled_sampling": f"{__name__}.stepwise",
         "self_normalized": f"{__name__}.seq2seq",

@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_ebm.cli.common import (
+from hf_ebm.cli.commands import (
     UNKNOWN_HELP,
     AnyModelArguments,
     check_positive,

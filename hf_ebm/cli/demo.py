@@ -6,7 +6,7 @@ import errno
 import socket
 from dataclasses import dataclass, field
 
-from hf_ebm.cli.common import MaskedModelArguments, command, load_model
+from hf_ebm.cli.commands import MaskedModelArguments, command, load_model
 
 
 @dataclass

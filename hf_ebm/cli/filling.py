@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow
 
 from hf_ebm.checks import shown, wholes
-from hf_ebm.cli.common import ModelArguments, check_shared, command, divided, load_model
+from hf_ebm.cli.commands import ModelArguments, check_shared, command, divided, load_model
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy.fill_energy import METHODS, READINGS, Fill, Word
 from hf_ebm.runtime import joined

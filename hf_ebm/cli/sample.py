@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_ebm.checks import shown
-from hf_ebm.cli.common import ModelArguments, check_shared, command, load_model, setting_options
+from hf_ebm.cli.commands import ModelArguments, check_shared, command, load_model, setting_options
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel

@@ -11,7 +11,7 @@ import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_number, as_string, as_whole, check_choice, shown
-from hf_ebm.cli.common import ModelArguments, check_shared, command, divided, load_model
+from hf_ebm.cli.commands import ModelArguments, check_shared, command, divided, load_model
 from hf_ebm.cli.tables import Output, Records, check_writable, read_records, read_table, to_json
 from hf_ebm.data.metrics import accuracies_of, accuracy_of, compared_pairs
 from hf_ebm.loading import is_residual, load_residual_model

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from hf_ebm.cli import help
-from hf_ebm.cli.common import parse
+from hf_ebm.cli.commands import parse
 from hf_ebm.cli.training import begin, output_checkpoint, print_metrics, run_trainer
 from hf_ebm.cli.training.data import DataArguments, first_rows, load_pairs
 from hf_ebm.cli.training.energies import EnergyArguments, ResidualArguments, train_energy, train_residual

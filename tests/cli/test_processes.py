@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 
 import hf_ebm
 from hf_ebm import runtime
-from hf_ebm.cli import common
+from hf_ebm.cli import commands
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig
 from tests.cli import test_negatives_and_perplexity
 from tests.cli.conftest import read, run
@@ -137,10 +137,10 @@ def test_a_share_without_rows_is_not_run_and_errors_say_where_a_share_begins(mon
     def run_share(share):
         raise ValueError(f"row 0 of {share}")
 
-    monkeypatch.setattr(common, "gather_object", lambda found: [["a"], ["b"], *found])
-    assert common.divided(SimpleNamespace(process_index=0, num_processes=3), 2, run_share) == ["a", "b"]
+    monkeypatch.setattr(commands, "gather_object", lambda found: [["a"], ["b"], *found])
+    assert commands.divided(SimpleNamespace(process_index=0, num_processes=3), 2, run_share) == ["a", "b"]
     with pytest.raises(ValueError, match=r"row 0 of slice\(1, 2, None\) \(counted from row 1\)"):
-        common.divided(SimpleNamespace(process_index=2, num_processes=3), 2, run_share)
+        commands.divided(SimpleNamespace(process_index=2, num_processes=3), 2, run_share)
 
 
 def test_accelerate_starts_one_process_and_is_warned_of(model_folder, launched, tmp_path, monkeypatch, caplog):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ebm.relaxations import weight_gradients
-from hf_ebm.relaxations.weight_gradients import SummedWeightGradients
+from hf_ebm.relaxations import stepwise
+from hf_ebm.relaxations.stepwise import SummedWeightGradients
 
 
 class Net(nn.Module):
@@ -42,7 +42,7 @@ def gradients(net, loss, **options):
 
 @pytest.mark.parametrize("enough", [1, 7, 1000])
 def test_gradients_are_those_of_ordinary_layers(enough, monkeypatch):
-    monkeypatch.setattr(weight_gradients, "_ENOUGH_ROWS", enough)
+    monkeypatch.setattr(stepwise, "_ENOUGH_ROWS", enough)
     net = Net()
     plain, summed = run(net, 6), run(net, 6, SummedWeightGradients())
     assert torch.equal(plain, summed)

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from hf_ebm.assets import KJV_CAUSAL_LM, KJV_MASKED_LM
 from hf_ebm.checks import shown
-from hf_ebm.cli.common import UNKNOWN_HELP, ModelArguments, energy_help, load_model
+from hf_ebm.cli.commands import UNKNOWN_HELP, ModelArguments, energy_help, load_model
 from hf_ebm.cli.tables import read_records
 from hf_ebm.cli.training import begin, check_evaluation, output_checkpoint, run_trainer
 from hf_ebm.loading import EMBEDDED, loading

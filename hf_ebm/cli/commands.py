@@ -1,4 +1,4 @@
-"""What the commands share: what a command is, how its options are read, models by name."""
+"""What a command is, and what all share: how options are read, models by name, work divided over processes."""
 
 from __future__ import annotations
 
