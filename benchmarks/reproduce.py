@@ -2,7 +2,8 @@
 
 Writes `NAME.md` and `NAME.json` (raw runs, seeds, machine, command, date) to `benchmarks/results/`, or to
 `benchmarks/results/quick/` with `--quick`, which is a reduced version of the same in under four minutes. `all` stands
-for everything; with `--minutes` nothing new is begun after that time, and the same command goes on from there.
+for everything; with `--minutes` nothing new is begun after that time, and the same command goes on from there:
+`all --minutes 0` rewrites the tables whose runs are all there, and says which remain.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import functools
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +46,10 @@ from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualCache,
 AnyCache = ExperimentCache | CompletionCache | ResidualCache | EnergyCache | ConditionalCache
 SCALES = {
     ExperimentCache: (Scale(), QUICK),
-    CompletionCache: (CompletionScale(), QUICK_COMPLETION),
     ResidualCache: (ResidualScale(), QUICK_RESIDUAL),
-    EnergyCache: (EnergyScale(), QUICK_ENERGY),
     ConditionalCache: (ConditionalScale(), QUICK_CONDITIONAL),
+    CompletionCache: (CompletionScale(), QUICK_COMPLETION),
+    EnergyCache: (EnergyScale(), QUICK_ENERGY),
 }
 
 
@@ -120,6 +122,12 @@ TABLES |= {
     )
 }
 TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
+TABLES["residual-scale"] = Table(
+    "residual models by the size of the corpus and the number of negatives",
+    residual.SCALE_COLUMNS,
+    residual.table_scale,
+    ResidualCache,
+)
 TABLES |= {
     f"long-{task}": Table(f"{title}, all objectives", long_outputs.COLUMNS, functools.partial(long_outputs.table, task))
     for task, title in (
@@ -134,7 +142,14 @@ FIGURES = {
     "thesis-figures-6.2-6.3-6.4": ("energy, metric and acceptance by epoch", conditional_figures.draw_epochs),
     "energy-and-metric": ("energy against phoneme errors", conditional_figures.draw_correlation),
     "mgs-figures-1-2-3": ("cost and weights in training", parameter_search.draw_training),
+    "residual-figure-scale": ("residual models by size of corpus and number of negatives", residual.draw_scale),
     "residual-figures-1-2-3": ("residual models by position, samples, n-grams, log probability", residual.draw),
+}
+
+
+# `all` leaves to the end what takes longest, and what neither starts nor settings changed.
+LAST = {"long-translation", "mgs-1", "mgs-6", "mgs-7", "mgs-figure-4", "mgs-figures-1-2-3", "thesis-figure-6.1"} | {
+    f"thesis-6.{number}" for number in range(1, 7)
 }
 
 
@@ -165,7 +180,8 @@ def main() -> None:
         for name, (title, _) in FIGURES.items():
             print(f"{name:18} {title}")
         return
-    names = [*TABLES, *FIGURES] if arguments.names == ["all"] else arguments.names
+    in_order = sorted([*TABLES, *FIGURES], key=LAST.__contains__)
+    names = in_order if arguments.names == ["all"] else arguments.names
     unknown = [name for name in names if name not in TABLES and name not in FIGURES]
     if unknown or not names:
         parser.error(f"NAME must be one of those that --list names, got {', '.join(unknown) or 'none'}")
@@ -179,11 +195,19 @@ def main() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     results = RESULTS / "quick" if arguments.quick else RESULTS
+    out_of_time, failed = [], []
     for name in names:
         try:
             run(name, arguments.quick, results, arguments.work_dir)
         except storage.OutOfTime:
-            print(f"{name}: out of time; run the same command again to go on", flush=True)
+            out_of_time.append(name)
+        except Exception:  # the other tables' runs don't depend on it
+            traceback.print_exc()
+            failed.append(name)
+    if out_of_time:
+        print(f"Run the same command again to go on with: {', '.join(out_of_time)}", flush=True)
+    if failed:
+        sys.exit(f"Failed, see above: {', '.join(failed)}")
 
 
 def run(name: str, quick: bool, results: Path, folder: Path) -> None:
@@ -194,7 +218,7 @@ def run(name: str, quick: bool, results: Path, folder: Path) -> None:
     experiments = experiments_of(TABLES[name].experiments, quick, folder)
     experiments.used.clear()
     report = Report(name, TABLES[name].title, TABLES[name].columns, list(experiments.scale.seeds))
-    if isinstance(experiments, ExperimentCache):
+    if isinstance(experiments, ExperimentCache | ResidualCache):
         experiments.trials.clear()
         report.raw["trials"] = experiments.trials
     TABLES[name].fill(experiments, report)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from transformers import EarlyStoppingCallback
 
 from benchmarks.reproduce import TABLES
 from benchmarks.reproduction import (
@@ -21,6 +22,7 @@ from benchmarks.reproduction import (
     completion,
     conditional,
     conditional_figures,
+    experiment_cache,
     figure_3_1,
     long_outputs,
     parameter_search,
@@ -46,7 +48,7 @@ from tests.seq2seq_families import tiny_seq2seq
 
 pytestmark = pytest.mark.slow
 
-TINY = Scale(32, 40, 1, 1, 1, 1, (1, 2))
+TINY = Scale(32, 40, 1, 1, 1, 1, 1, (1, 2))
 
 
 def test_everything_is_listed(monkeypatch, capsys):
@@ -61,7 +63,7 @@ def test_everything_is_listed(monkeypatch, capsys):
     wanted = ["1", "4", "6", "7", "figure-4", "figures-1-2-3"]
     assert re.findall(r"^mgs-(\S+)", listed, re.M) == wanted
 
-    assert re.findall(r"^residual-(\S+)", listed, re.M) == ["1", "figures-1-2-3"]
+    assert re.findall(r"^residual-(\S+)", listed, re.M) == ["1", "scale", "figure-scale", "figures-1-2-3"]
 
 
 def test_a_report_compares_seed_by_seed(tmp_path):
@@ -215,7 +217,8 @@ def test_losses_of_a_known_energy_are_exact():
 @pytest.fixture
 def residual_experiments(tmp_path, monkeypatch):
     """Trains on held-out verses, as above; tables and figures share the folder."""
-    tiny = ResidualScale(32, 1, 6, 8, (1, 2))
+    tiny = ResidualScale(32, 16, 1, 6, 8, 1, 8, 4, 1, (1, 2))
+    monkeypatch.setattr(residual, "SCALED_EPOCHS", 1)
     monkeypatch.setattr(residual_runs, "load_kjv_verses", lambda folder: held_out_verses())
     monkeypatch.setattr(residual, "QUICK_RESIDUAL", tiny)
     for module in (residual, residual_runs):
@@ -226,11 +229,11 @@ def residual_experiments(tmp_path, monkeypatch):
 def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_path):
     report = Report("residual-1", "title", TABLES["residual-1"].columns, [1, 2])
     TABLES["residual-1"].fill(residual_experiments, report)
-    assert list(report.rows) == list(residual.MODELS)
+    assert list(report.rows) == list(residual.KINDS)
     for name, runs in report.rows.items():
         assert set(runs) == set(report.columns) - (set() if "joint" in name else {"ESS, %"})
         for split in ("validation", "test"):
-            assert len(runs[f"{split} lower"]) == (2 if "joint" in name else 1)
+            assert len(runs[f"{split} lower"]) == 2
             for low, high in zip(runs[f"{split} lower"], runs[f"{split} upper"], strict=True):
                 assert low <= high and (low < high) == ("joint" in name)
     assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0, 0.0]
@@ -244,6 +247,10 @@ def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_
     raw = json.loads((tmp_path / "figures" / "residual-figures-1-2-3.json").read_text())
     assert len(raw["positions (figure 1)"]["gain"]["low"]) <= 20
     assert set(raw["log probabilities (figure 3)"]) == {"base LM", "joint BIT"}
+    scaled = Report("residual-scale", "title", residual.SCALE_COLUMNS)
+    TABLES["residual-scale"].fill(residual_experiments, scaled)
+    assert len(scaled.rows) == 12 and scaled.seeds == [1]
+    residual.draw_scale(tmp_path / "figures", True, tmp_path)
 
 
 def test_a_deepened_model_starts_as_the_model(residual_experiments):
@@ -295,31 +302,30 @@ def test_runs_are_kept_and_told_apart(tmp_path):
 
 def test_a_stopped_training_goes_on_to_the_same_model(tmp_path, monkeypatch):
     """Stopped in its third epoch: the others are not trained again, and model and curve are those of a whole run."""
-    scale = Scale(32, 40, 4, 4, 1, 2, (1,))
+    scale = Scale(32, 40, 4, 4, seeds=(1,))
     run = RunConfig("stress", "self-normalized", 4, 1e-2, patience=4, options=(("log_z_weight", 0.0),))
     whole = ExperimentCache(scale, tmp_path / "whole")
-    metrics, calls = Task.validation_metrics, []
+    calls = []
 
-    def stopped(self, found):
-        calls.append(len(found.predictions))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return metrics(self, found)
+    class Stopped(EarlyStoppingCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            calls.append(state.epoch)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            super().on_evaluate(args, state, control, **kwargs)
 
-    monkeypatch.setattr(Task, "validation_metrics", stopped)
+    whole.model(run, 1)
+    monkeypatch.setattr(experiment_cache, "EarlyStoppingCallback", Stopped)
     parts = ExperimentCache(scale, tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
         parts.model(run, 1)
     parts.model(run, 1)
-    assert calls == [40] * 6  # two epochs; the third twice, the fourth, and the best at last
+    assert calls == [1, 2, 3, 3, 4, 4]  # two epochs; the third twice, the fourth, and the best at last
     curves = [
-        [log["eval_accuracy"] for log in experiments.training_logs(run, 1) if "eval_accuracy" in log]
+        [log["eval_loss"] for log in experiments.training_logs(run, 1) if "eval_loss" in log]
         for experiments in (whole, parts)
     ]
-    assert curves[0] == curves[1] and len(curves[0]) == 5 and curves[0][-1] == max(curves[0])
-    # What the best epoch is chosen by is what the tables show.
-    shown = whole.scores(run, 1, "validation", Decoding())["accuracy"]
-    assert curves[0][-1] == pytest.approx(shown) and shown > 0
+    assert curves[0] == curves[1] and len(curves[0]) == 5 and curves[0][-1] == min(curves[0])
     pairs = zip(whole.model(run, 1).parameters(), parts.model(run, 1).parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert not list((tmp_path / "parts").rglob("checkpoint-*"))
@@ -329,16 +335,20 @@ def test_settings_are_chosen_on_validation_data_alone(tmp_path, monkeypatch):
     experiments = ExperimentCache(replace(TINY, trials=3), tmp_path)
     runs = RunConfig("stress", "cross-entropy", 1, 1e-3).varied(learning_rate=(1e-3, 2e-3), weight_decay=(0.0, 0.1))
     assert [(run.learning_rate, dict(run.options)["weight_decay"]) for run in runs[1:3]] == [(1e-3, 0.1), (2e-3, 0.0)]
-    asked = []
+    asked, accuracies = [], dict(zip(runs, (1.0, 3.0, 2.0, 4.0), strict=True))
 
     def scores(run, seed, split, decoding):
         asked.append((seed, split))
-        return {"accuracy": {runs[0]: 1.0, runs[1]: 3.0, runs[2]: 2.0, runs[3]: 4.0}[run]}
+        return {"accuracy": accuracies[run]}
 
     monkeypatch.setattr(experiments, "scores", scores)
     assert experiments.chosen(runs, Decoding(), "accuracy") == runs[1]  # the fourth is one trial too many
     assert asked == [(TRIAL_SEED, "validation")] * 3 and TRIAL_SEED not in Scale().seeds
     assert experiments.trials[0]["validation"] == [1.0, 3.0, 2.0] and experiments.trials[0]["chosen"] == 1
+    # What trains on from a start has shorter trials; the run itself is as long as it is.
+    searches = runs[0].then("soft-beam", 7, 1e-3).varied(learning_rate=(1e-3, 2e-3))
+    accuracies = {replace(run, epochs=1): accuracy for run, accuracy in zip(searches, (2.0, 5.0), strict=True)}
+    assert experiments.chosen(searches, Decoding(), "accuracy") == searches[1]
 
 
 def test_what_cannot_be_gone_on_with_is_told(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def _normalizations(experiments: ExperimentCache, task: str, begin: RunConfig) -
     rows[TRAINED_ON] = (trained_on(experiments, begin), Decoding(BEAMS))
     for normalization in ("local", "global"):
         run = soft_beam(experiments, begin, METRIC[task], normalization=normalization)
-        alpha = final_alpha(experiments, run)
+        alpha = final_alpha(run)
         rows[f"{normalization}ly normalized"] = (run, Decoding(BEAMS, normalization, alpha))
         rows[f"{normalization}ly normalized, hard beam"] = (run, Decoding(BEAMS, normalization))
     return rows

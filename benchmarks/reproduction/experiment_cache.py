@@ -21,8 +21,8 @@ from transformers import (
     set_seed,
 )
 
-from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time
-from benchmarks.reproduction.tasks import Task, TaskKind
+from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time, until_converged
+from benchmarks.reproduction.tasks import Task
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.relaxations.soft_beam import soft_beam_search
@@ -34,14 +34,15 @@ class Scale:
 
     max_train: int = 20_000
     held_out: int = 1_500
-    most_epochs: int = 60  # of what is trained until it has converged
-    patience: int = 6  # epochs without a gain on validation data that end it
-    search_epochs: int = 5
-    trials: int = 6  # of each method, by which its settings are chosen
+    most_epochs: int = 24  # of what is trained until it has converged; its rate falls to 0 over as many
+    patience: int = 6  # epochs without a lower loss on validation data that end it
+    search_epochs: int = 3  # of every method that trains on from a start
+    trial_epochs: int = 1  # of its trials
+    trials: int = 4  # of each method, by which its settings are chosen
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
-QUICK = Scale(1_000, 200, 2, 1, 1, 2, (1, 2))
+QUICK = Scale(1_000, 200, 2, 1, 1, 1, 2, (1, 2))
 TRIAL_SEED = 0  # of the trials, none of the seeds of the tables
 BATCH = 128
 
@@ -50,8 +51,8 @@ BATCH = 128
 class RunConfig:
     """A training run but for its seed. `options` go to the trainer's configuration.
 
-    With a `patience` it is a training until that many epochs brought no gain on validation data, or at most `epochs`;
-    the rate is halved after half as many, and the weights of the best epoch are kept.
+    With a `patience` it is a training until that many epochs brought no lower loss on validation data, or at most
+    `epochs`, of which the best one's weights are kept.
     """
 
     task: str
@@ -94,7 +95,10 @@ class Decoding:
 
 @dataclass
 class ExperimentCache:
-    """Makes and keeps runs. Neither code nor data are part of a digest: a change of what they mean raises `VERSION`."""
+    """Makes and keeps runs. Neither code nor data are part of a digest: a change of what they mean raises `VERSION`.
+
+    Nor are the seeds, trials and epochs of the scale, which say what is run: what was run stays when they change.
+    """
 
     scale: Scale
     folder: Path
@@ -103,13 +107,15 @@ class ExperimentCache:
     _data: dict = field(default_factory=dict)
 
     def chosen(self, runs: list[RunConfig], decoding: Decoding, metric: str) -> RunConfig:
-        """The run of the highest metric of validation data, of one seed that no table shows; the first of equals.
+        """The run whose trial has the highest metric of validation data; the first of equals.
 
-        Each method has as many trials, `Scale.trials`; further runs aren't tried. What the start of a run was trained
-        with was chosen before, in the same way.
+        A trial is of one seed that no table shows and, of what trains on from a start, of `Scale.trial_epochs`. Each
+        method has as many, `Scale.trials`; further runs aren't tried. What the start of a run was trained with was
+        chosen before, in the same way.
         """
         runs = runs[: self.scale.trials]
-        found = [self.scores(run, TRIAL_SEED, "validation", decoding)[metric] for run in runs]
+        tried = [replace(run, epochs=self.scale.trial_epochs) if run.start else run for run in runs]
+        found = [self.scores(run, TRIAL_SEED, "validation", decoding)[metric] for run in tried]
         best = max(range(len(runs)), key=found.__getitem__)
         described = [{**asdict(run), "start": None} for run in runs]
         trials = {"metric": metric, "runs": described, "validation": found, "chosen": best}
@@ -120,11 +126,11 @@ class ExperimentCache:
     def model(self, run: RunConfig, seed: int) -> PreTrainedModel:
         """The trained model."""
         self.training_logs(run, seed)
-        return AutoModelForSeq2SeqLM.from_pretrained(self.folder / digest(run, seed, self.scale)).eval()
+        return AutoModelForSeq2SeqLM.from_pretrained(self.folder / self._name(run, seed)).eval()
 
     def training_logs(self, run: RunConfig, seed: int) -> list[dict]:
         """What the trainer logged, the final evaluation last; what isn't in the folder is trained."""
-        target = self.folder / digest(run, seed, self.scale)
+        target = self.folder / self._name(run, seed)
         name = f"{run.task} {run.objective} {dict(run.options)} seed {seed}"
         logs = kept_run(target, name, lambda work: self._train(run, seed, work))
         self.used[target.name] = training_time(logs)
@@ -132,7 +138,7 @@ class ExperimentCache:
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
-        key = digest(run, seed, self.scale, split, asdict(decoding))
+        key = self._name(run, seed, split, asdict(decoding))
         self.training_logs(run, seed)  # the time counts
         path = self.folder / "scores" / f"{key}.json"
         return kept(path, lambda: self._evaluate(self.model(run, seed), run.task, split, decoding))
@@ -140,6 +146,9 @@ class ExperimentCache:
     def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
         """A metric for each seed."""
         return [self.scores(run, seed, split, decoding)[metric] for seed in self.scale.seeds]
+
+    def _name(self, *parts) -> str:
+        return digest(*parts, self.scale.max_train, self.scale.held_out)
 
     def task(self, name: str) -> Task:
         """A task's data, loaded once."""
@@ -160,11 +169,8 @@ class ExperimentCache:
         )  # fmt: skip
         extra: dict = {}
         if run.patience is not None:
-            settings |= _until_converged(run.patience, task.kind)
-            extra |= {
-                "callbacks": [EarlyStoppingCallback(run.patience)],
-                "compute_metrics": task.validation_metrics,
-            }
+            settings |= until_converged()
+            extra["callbacks"] = [EarlyStoppingCallback(run.patience)]
         config = config_class(**settings | dict(run.options))
         if run.default_label_weight != 1:
             extra["cost"] = HammingCost(task.label_weights(run.default_label_weight))
@@ -193,14 +199,3 @@ class ExperimentCache:
             found = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
             outputs.update(zip(rows, found, strict=True))
         return task.kind.scores([outputs[row] for row in range(len(encoded))], texts)
-
-
-def _until_converged(patience: int, kind: TaskKind) -> dict:
-    """Arguments of a training until convergence; its epochs are checkpoints, from which a stopped run goes on."""
-    return dict(
-        eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
-        metric_for_best_model=kind.selection, greater_is_better=True, predict_with_generate=True,
-        generation_max_length=kind.longest + 1, include_for_metrics=["inputs"],
-        lr_scheduler_type="reduce_lr_on_plateau",
-        lr_scheduler_kwargs={"mode": "max", "factor": 0.5, "patience": patience // 2},
-    )  # fmt: skip

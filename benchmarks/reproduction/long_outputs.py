@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.reproduction.chapter_3 import DECAYS, RATES, scheduled
-from benchmarks.reproduction.chapter_4 import BASELINE, BEAMS, START, converged_start, soft_beam, trained_on
+from benchmarks.reproduction.chapter_3 import DECAYS, scheduled
+from benchmarks.reproduction.chapter_4 import BASELINE, BEAMS, RATES, START, converged_start, soft_beam, trained_on
 from benchmarks.reproduction.chapter_5 import LOG_Z_WEIGHT
 from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
-from benchmarks.reproduction.parameter_search import TRANSCRIPTION, TRANSCRIPTION_RATES
+from benchmarks.reproduction.parameter_search import TRANSCRIPTION
 from benchmarks.reproduction.report import Report
 from benchmarks.reproduction.tasks import TASKS
 
@@ -25,13 +25,13 @@ def _runs(experiments: ExperimentCache, task: str) -> dict[str, RunConfig]:
     for name, inputs in ((HARD, "argmax"), (SOFT, "soft_argmax")):
         trials = scheduled(experiments, task, inputs=inputs).varied(learning_rate=RATES, decay_strength=DECAYS)
         runs[name] = experiments.chosen(trials, Decoding(), metric)
-    runs[LOCAL] = soft_beam(experiments, start, metric, loss="direct")
-    runs[GLOBAL] = soft_beam(experiments, start, metric, loss="direct", normalization="global")
-    runs[GLOBAL_NORMALIZED] = soft_beam(experiments, normalized, metric, loss="direct", normalization="global")
+    runs[LOCAL] = soft_beam(experiments, start, metric)
+    runs[GLOBAL] = soft_beam(experiments, start, metric, normalization="global")
+    runs[GLOBAL_NORMALIZED] = soft_beam(experiments, normalized, metric, normalization="global")
     for name, known in {} if TASKS[task].tagging else COSTS.items():
         objective, options, own = TRANSCRIPTION[known]
-        run = start.then(objective, experiments.scale.search_epochs, TRANSCRIPTION_RATES[0], **options)
-        trials = run.varied(learning_rate=TRANSCRIPTION_RATES, **own)
+        run = start.then(objective, experiments.scale.search_epochs, RATES[0], **options)
+        trials = run.varied(learning_rate=RATES, **own)
         runs[name] = experiments.chosen(trials, Decoding(), metric)
     return runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from benchmarks.reproduction.chapter_4 import converged_start, trained_on
+from benchmarks.reproduction.chapter_4 import RATES, converged_start, trained_on
 from benchmarks.reproduction.completion import (
     QUICK_COMPLETION,
     CompletionCache,
@@ -84,12 +84,11 @@ def table_figure_4(experiments: CompletionCache, report: Report) -> None:
     report.notes.append("LM cost, validation, by α; one seed, so differences between rows say little.")
 
 
-TRANSCRIPTION_RATES = (1e-3, 3e-4, 1e-4)
 # name: (objective, its settings, the one that is chosen beside the rate)
 TRANSCRIPTION = {
     "MGS-SBLEU": ("mgs", {"cost": "sentence_bleu"}, {"alpha": (100.0, 10.0)}),
     "MGS-edit": ("mgs", {"cost": "phoneme_error"}, {"alpha": (100.0, 10.0)}),
-    "MRT": ("minimum-risk", {"cost": "sentence_bleu", "num_candidates": 8}, {"sharpness": (1.0, 0.1)}),
+    "MRT": ("minimum-risk", {"cost": "sentence_bleu", "num_candidates": 4}, {"sharpness": (1.0, 0.1)}),
     "PG": (
         "policy-gradient",
         {"cost": "sentence_bleu", "num_candidates": 4},
@@ -103,8 +102,8 @@ def table_4(experiments: ExperimentCache, report: Report) -> None:
     start = converged_start(experiments, "g2p")
     models: dict[str, RunConfig] = {"MLE": start, "MLE, trained on": trained_on(experiments, start)}
     for name, (objective, options, own) in TRANSCRIPTION.items():
-        run = start.then(objective, experiments.scale.search_epochs, TRANSCRIPTION_RATES[0], **options)
-        runs = run.varied(learning_rate=TRANSCRIPTION_RATES, **own)
+        run = start.then(objective, experiments.scale.search_epochs, RATES[0], **options)
+        runs = run.varied(learning_rate=RATES, **own)
         models[name] = experiments.chosen(runs, Decoding(), "sentence_bleu")
     metrics = {"SBLEU": "sentence_bleu", "MET.": "meteor_without_synonyms", "PER": "phoneme_error_rate"}
     for name, run in models.items():

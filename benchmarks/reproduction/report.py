@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from benchmarks.common import describe_machine
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -73,17 +75,27 @@ class Report:
         return "\n".join(lines)
 
     def save(self, folder: Path, seconds: float) -> str:
-        """Writes `NAME.md` and `NAME.json`; returns the Markdown. `seconds` is what its models took to train."""
+        """Writes `NAME.md` and `NAME.json`, if anything is new; returns the Markdown.
+
+        Args:
+            seconds: what its models took to train.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        text = self.markdown(command(), seconds)
-        (folder / f"{self.name}.md").write_text(text, encoding="utf-8")
-        raw = {
-            "name": self.name, "title": self.title, "command": command(), "machine": describe_machine(),
-            "date": time.strftime("%Y-%m-%d"), "seconds": round(seconds),
-            "seeds": self.seeds, "rows": self.rows,
-            "findings": self.findings, "notes": self.notes, **self.raw,
+        page, data = (folder / f"{self.name}.{kind}" for kind in ("md", "json"))
+        found = {
+            "name": self.name, "title": self.title, "seeds": self.seeds, "rows": self.rows, "findings": self.findings,
+            "notes": self.notes, **self.raw,
         }  # fmt: skip
-        (folder / f"{self.name}.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+        found = json.loads(json.dumps(found))  # as it will be read
+        if page.exists() and data.exists() and found.items() <= json.loads(data.read_text(encoding="utf-8")).items():
+            return page.read_text(encoding="utf-8")
+        text = self.markdown(command(self.name), seconds)
+        page.write_text(text, encoding="utf-8")
+        origin = {
+            "command": command(self.name), "machine": describe_machine(), "date": time.strftime("%Y-%m-%d"),
+            "seconds": round(seconds),
+        }  # fmt: skip
+        data.write_text(json.dumps(found | origin, indent=1) + "\n", encoding="utf-8")
         return text
 
 
@@ -98,9 +110,10 @@ def sign_test(differences: list[float]) -> float:
     return min(1.0, 2 * tail / 2 ** (positive + negative))
 
 
-def command() -> str:
-    """The command line of this run."""
-    return "python benchmarks/reproduce.py " + " ".join(sys.argv[1:])
+def command(name: str) -> str:
+    """The command that makes a table or figure, also where it was one of several."""
+    quick = " --quick" if "--quick" in sys.argv else ""
+    return f"python benchmarks/reproduce.py {name}{quick} --threads {torch.get_num_threads()}"
 
 
 def pyplot_without_display():
@@ -120,7 +133,7 @@ def save_figure(folder: Path, name: str, figure, raw: dict) -> Path:
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot_without_display().close(figure)
-    text = json.dumps({"command": command(), "machine": describe_machine(), **raw}, indent=1)
+    text = json.dumps({"command": command(name), "machine": describe_machine(), **raw}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,82 +21,124 @@ from hf_ebm.objectives.losses import effective_sample_size, log_importance_weigh
 from hf_ebm.plots import plot_perplexity_bounds
 
 SPLITS = ("validation", "test")
-# Rates were chosen in four short runs of one seed, by the loss on validation verses.
-MODELS = {
-    "base LM (5 M)": ResidualRunConfig("base"),
-    "base LM, trained on (5 M)": ResidualRunConfig("trained_on"),
-    "RALM (base + 6 M)": ResidualRunConfig("ralm"),
-    "BALM (10 M)": ResidualRunConfig("balm"),
-    "joint UNIT (base + 5 M)": ResidualRunConfig("unit", 1e-4),
-    "joint BIT (base + 5 M)": ResidualRunConfig("bit"),
+KINDS = {
+    "base LM (5 M)": "base",
+    "base LM, trained on (5 M)": "trained_on",
+    "RALM (base + 6 M)": "ralm",
+    "BALM (10 M)": "balm",
+    "joint UNIT (base + 5 M)": "unit",
+    "joint BIT (base + 5 M)": "bit",
 }
-BASE, UNIT, BIT = "base LM (5 M)", "joint UNIT (base + 5 M)", "joint BIT (base + 5 M)"
-COLUMNS = [*(f"{split} {side}" for split in SPLITS for side in ("lower", "upper")), "gain, nats a verse", "ESS, %"]
+BASE, TRAINED_ON, RALM, BALM, UNIT, BIT = KINDS
+GAIN = "gain, nats a verse"
+COLUMNS = [*(f"{split} {side}" for split in SPLITS for side in ("lower", "upper")), GAIN, "ESS, %"]
+SCALE_COLUMNS = [GAIN, "standard error", "ESS, %"]
 DRAWS = 8  # samples of each prefix, for figures 2 (right) and 3
+TIMES = (0.5, 1, 2, 4)  # of `ResidualScale.trial_train` verses, or two negatives
+SCALED_EPOCHS = 4  # of the runs on few verses, in which more than one of a verse's negatives is met
 
 
 def table_1(experiments: ResidualCache, report: Report) -> None:
     """Perplexity ranges."""
-    for name, run in MODELS.items():
-        seeds = _seeds(experiments, run)
+    scale = experiments.scale
+    runs = {name: experiments.chosen(kind) for name, kind in KINDS.items()}
+    for name, run in runs.items():
         for split in SPLITS:
-            ranges = [_perplexity(experiments, run, seed, split) for seed in seeds]
+            ranges = [_perplexity(experiments, run, seed, split) for seed in scale.seeds]
             report.add(name, {f"{split} lower": [r[0] for r in ranges], f"{split} upper": [r[1] for r in ranges]})
-        report.add(name, {"gain, nats a verse": [float(_gains(experiments, run, s).mean()) for s in seeds]})
+        report.add(name, {GAIN: [float(_gains(experiments, run, seed).mean()) for seed in scale.seeds]})
         if run.has_energy:
-            report.add(name, {"ESS, %": [_effective_share(experiments, run, seed) for seed in seeds]})
+            report.add(name, {"ESS, %": [_effective_share(experiments, run, seed) for seed in scale.seeds]})
+    losses = [log["eval_loss"] for log in experiments.training_logs(experiments.base_run, 0) if "eval_loss" in log]
+    report.raw["losses of the base"] = losses
     report.notes += [
-        f"Continuations of up to {MAX_NEW_TOKENS} tokens behind ten; {experiments.scale.held_out} verses a split. "
-        f"Ranges from {experiments.scale.samples} samples of the base model for each prefix. The gain is the mean, on "
-        "test, of the log probability of a continuation less that under the base model, in the middle of its range.",
-        "Residual models have three seeds (heads, order, choice of negatives, dropout); language models have one, as "
-        "theirs all start at the base model and differ by order and dropout alone.",
-        _spread_note(experiments),
+        f"Continuations of up to {MAX_NEW_TOKENS} tokens after ten; {scale.held_out} verses a split. Ranges from "
+        f"{scale.samples} samples of the base for each prefix. The gain is the mean, on test, of the log probability "
+        "of a continuation less that under the base, in the middle of its range.",
+        f"The base: the embedded model, trained on {scale.corpus} verses until two epochs brought no lower loss on "
+        f"validation verses ({len(losses)} epochs, {losses[0]:.3f} to {min(losses):.3f} nats a token). All others: one "
+        f"epoch of {scale.max_train} of them from the base; {scale.trials} trials of each (learning rate, dropout; one "
+        f"seed, {scale.trial_train} verses).",
+        _spread_note(experiments, runs),
     ]
-    column = "gain, nats a verse"
-    report.rows[BASE][column] = [0.0] * len(experiments.scale.seeds)
-    for better, worse in ((UNIT, BASE), (BIT, BASE), (BIT, UNIT)):
-        report.finding(f"{better} below {worse} in perplexity", (better, column), (worse, column))
+    claims = [(UNIT, BASE), (BIT, BASE), (BIT, UNIT), (UNIT, RALM), (BIT, BALM), (TRAINED_ON, BASE)]
+    for better, worse in claims:
+        report.finding(f"{better} below {worse} in perplexity", (better, GAIN), (worse, GAIN))
 
 
-def _seeds(experiments: ResidualCache, run: ResidualRunConfig) -> tuple[int, ...]:
-    return experiments.scale.seeds if run.has_energy else experiments.scale.seeds[:1]
+def table_scale(experiments: ResidualCache, report: Report) -> None:
+    """Gains of UNIT and BIT by the size of the corpus, and of BIT by the number of negatives; one seed."""
+    seed, scale = experiments.scale.seeds[0], experiments.scale
+    for kind, name in (("unit", "UNIT"), ("bit", "BIT")):
+        for times in TIMES:
+            run = replace(experiments.chosen(kind), max_train=round(times * scale.corpus / max(TIMES)))
+            report.add(f"{name}, {times:g} x {scale.corpus // max(TIMES)} verses", _gain_cells(experiments, run, seed))
+    for times in TIMES:
+        run = replace(experiments.chosen("bit"), max_train=scale.trial_train, negatives=max(1, round(times * 2)),
+                      epochs=SCALED_EPOCHS)  # fmt: skip
+        report.add(f"BIT, {times:g} x 2 negatives", _gain_cells(experiments, run, seed))
+    report.seeds = [seed]
+    report.notes.append(
+        f"One epoch with {scale.negatives} negatives a verse; or {SCALED_EPOCHS} epochs of {scale.trial_train} verses, "
+        "in each of which one of a verse's negatives is drawn. Settings as chosen for residual-1. One seed; the "
+        "standard error is that over the test verses."
+    )
+
+
+def draw_scale(results: Path, quick: bool, folder: Path) -> Path:
+    """The gains of `table_scale`, drawn."""
+    experiments = ResidualCache(QUICK_RESIDUAL if quick else ResidualScale(), folder)
+    report = Report("", "", SCALE_COLUMNS)
+    table_scale(experiments, report)
+    figure, panels = pyplot_without_display().subplots(1, 2, figsize=(11, 4), sharey=True)
+    for axes, what in zip(panels, ("verses", "negatives"), strict=True):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row, cells in report.rows.items():
+            if row.endswith(what):
+                lines.setdefault(row.split(",")[0], []).append((cells[GAIN][0], cells["standard error"][0]))
+        for name, points in lines.items():
+            axes.errorbar(TIMES, *zip(*points, strict=True), marker="o", capsize=3, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel(f"times as many {what}")
+        axes.set_ylabel(GAIN)
+        axes.axhline(0, color="grey", linewidth=0.5)
+        axes.legend()
+    return save_figure(results, "residual-figure-scale", figure, {"rows": report.rows, "notes": report.notes})
+
+
+def _gain_cells(experiments: ResidualCache, run: ResidualRunConfig, seed: int) -> dict[str, list[float]]:
+    gains = _gains(experiments, run, seed)
+    error = float(gains.std()) / len(gains) ** 0.5
+    return {
+        GAIN: [float(gains.mean())],
+        "standard error": [error],
+        "ESS, %": [_effective_share(experiments, run, seed)],
+    }
 
 
 def _perplexity(experiments: ResidualCache, run: ResidualRunConfig, seed: int, split: str) -> tuple[float, float]:
     """Lower and upper estimate; twice the exact value for a language model."""
-    low, high = _nats(experiments, run, seed, split)
-    tokens = (~experiments.log_probs(MODELS[BASE], 0, split).isnan()).sum()
+    low, high = experiments.nats(run, seed, split)
+    tokens = (~experiments.log_probs(experiments.base_run, 0, split).isnan()).sum()
     return float((low.sum() / tokens).exp()), float((high.sum() / tokens).exp())
 
 
-def _nats(experiments, run: ResidualRunConfig, seed: int, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Minus the log probability of each continuation, (N,) twice."""
-    if not run.has_energy:
-        nats = -experiments.log_probs(run, 0 if run.kind == "base" else seed, split).nansum(1)
-        return nats, nats
-    energies = experiments.energies(run, seed, split)
-    bounds = bounds_by_size(energies["sampled"], [energies["sampled"].shape[1]])
-    nats = energies["real"] - experiments.log_probs(MODELS[BASE], 0, split).nansum(1)
-    return nats + bounds.lower[:, 0], nats + bounds.upper[:, 0]
+def _gains(experiments: ResidualCache, run: ResidualRunConfig, seed: int) -> torch.Tensor:
+    """Log probability of each test continuation less the base's, (N,)."""
+    low, high = experiments.nats(run, seed, "test")
+    return experiments.nats(experiments.base_run, 0, "test")[0] - (low + high) / 2
 
 
-def _gains(experiments, run: ResidualRunConfig, seed: int) -> torch.Tensor:
-    """Log probability of each test continuation less the base model's, (N,)."""
-    low, high = _nats(experiments, run, seed, "test")
-    return _nats(experiments, MODELS[BASE], seed, "test")[0] - (low + high) / 2
-
-
-def _spread_note(experiments) -> str:
-    """Gains with their standard errors over verses; of several seeds the mean gain of each verse."""
+def _spread_note(experiments: ResidualCache, runs: dict[str, ResidualRunConfig]) -> str:
+    """Gains with their standard errors over verses, of the mean gain of each verse over the seeds."""
     parts = []
-    for name, run in MODELS.items():
-        gains = torch.stack([_gains(experiments, run, seed) for seed in _seeds(experiments, run)]).mean(0)
+    for name, run in runs.items():
+        gains = torch.stack([_gains(experiments, run, seed) for seed in experiments.scale.seeds]).mean(0)
         parts.append(f"{name} {float(gains.mean()):+.3f} ± {float(gains.std()) / len(gains) ** 0.5:.3f}")
     return f"Gain and its standard error over verses: {'; '.join(parts)}."
 
 
-def _effective_share(experiments, run: ResidualRunConfig, seed: int) -> float:
+def _effective_share(experiments: ResidualCache, run: ResidualRunConfig, seed: int) -> float:
     weights = log_importance_weights(experiments.energies(run, seed, "test")["sampled"])
     return float(100 * effective_sample_size(weights).mean() / weights.shape[1])
 
@@ -105,7 +148,7 @@ def draw(results: Path, quick: bool, folder: Path) -> Path:
     experiments = ResidualCache(QUICK_RESIDUAL if quick else ResidualScale(), folder)
     figure, panels = pyplot_without_display().subplots(2, 2, figsize=(13, 9))
     raw = {
-        "positions (figure 1)": _draw_positions(experiments, panels[0][0], 1 if quick else 40),
+        "positions (figure 1)": _draw_positions(experiments, panels[0][0], 1 if quick else 100),
         "number of samples (figure 2, left)": _draw_sizes(experiments, panels[0][1]),
         "unique n-grams (figure 2, right)": _draw_ngrams(experiments, panels[1][0]),
         "log probabilities (figure 3)": _draw_densities(experiments, panels[1][1]),
@@ -115,16 +158,16 @@ def draw(results: Path, quick: bool, folder: Path) -> Path:
 
 def _draw_positions(experiments, axes, count: int) -> dict:
     """Figure 1: perplexity gain of BIT at each position over the base model, and by enumeration at the last."""
-    seed, rows = experiments.scale.seeds[0], experiments.rows("test")[:count]
+    seed, rows, bit = experiments.scale.seeds[0], experiments.rows("test")[:count], experiments.chosen("bit")
 
     def compute():
         return position_log_probs(
-            experiments.model(MODELS[BIT], seed), [row["prefix_ids"] for row in rows],
+            experiments.model(bit, seed), [row["prefix_ids"] for row in rows],
             [row["continuation_ids"] for row in rows], max_new_tokens=MAX_NEW_TOKENS,
             num_samples=experiments.scale.samples, candidates_at_once=ROWS_AT_ONCE, enumerate_last=True,
         ).to_tuple()  # fmt: skip
 
-    lm, lower, upper, last = experiments.kept("positions", (MODELS[BIT], seed, count), compute)
+    lm, lower, upper, last = experiments.kept("positions", bit, seed, compute, count)
     perplexities = {
         name: (-values.nanmean(0)).exp().tolist() for name, values in (("lm", lm), ("low", upper), ("high", lower))
     }
@@ -146,10 +189,10 @@ def _draw_positions(experiments, axes, count: int) -> dict:
 
 def _draw_sizes(experiments, axes) -> dict:
     """Figure 2, left: the range by the number of samples."""
-    energies = experiments.energies(MODELS[BIT], experiments.scale.seeds[0], "test")
+    energies = experiments.energies(experiments.chosen("bit"), experiments.scale.seeds[0], "test")
     sizes = [2**power for power in range(1, 20) if 2**power <= energies["sampled"].shape[1]]
-    nats = energies["real"] - experiments.log_probs(MODELS[BASE], 0, "test").nansum(1)
-    tokens = (~experiments.log_probs(MODELS[BASE], 0, "test").isnan()).sum()
+    nats = energies["real"] - experiments.log_probs(experiments.base_run, 0, "test").nansum(1)
+    tokens = (~experiments.log_probs(experiments.base_run, 0, "test").isnan()).sum()
     bounds = bounds_by_size(energies["sampled"], sizes)
     found = {
         side: ((nats[:, None] + values).sum(0) / tokens).exp().tolist()
@@ -162,7 +205,7 @@ def _draw_sizes(experiments, axes) -> dict:
 
 def _drawn(experiments) -> dict[str, list[list[int]]]:
     """For each prefix its numbers of `DRAWS` samples: of the base model, and chosen by their weights under BIT."""
-    energies = experiments.energies(MODELS[BIT], experiments.scale.seeds[0], "test")["sampled"]
+    energies = experiments.energies(experiments.chosen("bit"), experiments.scale.seeds[0], "test")["sampled"]
     generator = torch.Generator().manual_seed(0)
     weights = log_importance_weights(energies).exp()
     joint = torch.multinomial(weights, DRAWS, replacement=True, generator=generator)
@@ -201,9 +244,9 @@ def _draw_densities(experiments, axes) -> dict:
     """Figure 3: log probabilities of verses and of a model's own samples, under that model."""
     seed = experiments.scale.seeds[0]
     rows, samples = experiments.rows("test"), experiments.samples("test")
-    energies = experiments.energies(MODELS[BIT], seed, "test")
+    energies = experiments.energies(experiments.chosen("bit"), seed, "test")
     log_z = bounds_by_size(energies["sampled"], [energies["sampled"].shape[1]]).lower[:, 0]
-    real = experiments.log_probs(MODELS[BASE], 0, "test").nansum(1)
+    real = experiments.log_probs(experiments.base_run, 0, "test").nansum(1)
     found = {"base LM": {"verses": real}, "joint BIT": {"verses": real - energies["real"] - log_z}}
     for name, chosen in _drawn(experiments).items():
         pairs = [(row, number) for row, own in enumerate(chosen) for number in own]

@@ -28,12 +28,12 @@ def table_starts(experiments: ExperimentCache, report: Report) -> None:
         metric = TASKS[task].selection
         logs = [experiments.training_logs(run, seed) for seed in experiments.scale.seeds]
         # The last evaluation is that of the weights that were kept.
-        curves[name] = [[log[f"eval_{metric}"] for log in seed if f"eval_{metric}" in log][:-1] for seed in logs]
+        curves[name] = [[log["eval_loss"] for log in seed if "eval_loss" in log][:-1] for seed in logs]
         reached = experiments.each_seed(run, "validation", Decoding(), metric)
         more = experiments.each_seed(trained_on(experiments, run), "validation", Decoding(), metric)
         report.add(name, {
             "epochs": [float(len(curve)) for curve in curves[name]],
-            "best epoch": [1.0 + max(range(len(curve)), key=curve.__getitem__) for curve in curves[name]],
+            "best epoch": [1.0 + min(range(len(curve)), key=curve.__getitem__) for curve in curves[name]],
             "validation": reached,
             "trained on": more,
             "gain": [after - before for before, after in zip(reached, more, strict=True)],
@@ -42,7 +42,8 @@ def table_starts(experiments: ExperimentCache, report: Report) -> None:
         report.notes.append(f"{name}: dropout {run.dropout:g}, weight decay {chosen['weight_decay']:g}.")
     report.notes.append(
         f"Accuracy of stress, BLEU of g2p, validation, greedy. Trained until {experiments.scale.patience} epochs "
-        f'brought no gain, or {experiments.scale.most_epochs} epochs; the rate is halved on the way; "trained on" is '
+        f"brought no lower loss, at most {experiments.scale.most_epochs}, over which the rate falls to 0; dropout and "
+        "weight decay were chosen without self-normalization. Trained on: "
         f"{experiments.scale.search_epochs} more epochs at the rate that does best, linear to 0."
     )
     report.raw["curves"] = curves

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 import time
 from collections.abc import Callable
@@ -15,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
-VERSION = 2  # of what is kept; to be raised when the same settings come to mean other models or data
+VERSION = 3  # of what is kept; to be raised when the same settings come to mean other models or data
 
 
 class OutOfTime(Exception):
@@ -51,7 +53,7 @@ def check_folder(folder: Path) -> None:
 
 
 def kept(path: Path, compute: Callable[[], Any]) -> Any:
-    """What `compute` gives, from the file of JSON if it is there."""
+    """What `compute` gives, from the file if it is there: tensors in `.pt`, else JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if not path.exists():
@@ -78,6 +80,18 @@ def kept_run(target: Path, name: str, train: Callable[[Path], Trainer]) -> list[
     return _read(target / "logs.json")
 
 
+def until_converged() -> dict:
+    """Arguments of a training that keeps the weights of the epoch of the lowest loss on validation data.
+
+    Not of the highest accuracy, which can be that of the first epoch where the commonest label is right most of the
+    time. Epochs are checkpoints, from which a stopped run goes on.
+    """
+    return dict(
+        eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
+        metric_for_best_model="eval_loss", greater_is_better=False,
+    )  # fmt: skip
+
+
 def train_on(trainer: Trainer) -> None:
     """Trains, from the last checkpoint of the trainer's folder if there is one."""
     folder = Path(trainer.args.output_dir)
@@ -101,8 +115,8 @@ def _has_runs(folder: Path) -> bool:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        return torch.load(path) if path.suffix == ".pt" else json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{path} is not whole ({error}): delete it, and it is computed again") from None
 
 
@@ -110,5 +124,5 @@ def _write(path: Path, found: Any) -> None:
     """In place by one rename: a file is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(found))
+    torch.save(found, part) if path.suffix == ".pt" else part.write_text(json.dumps(found))
     part.replace(path)

@@ -6,23 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import EvalPrediction, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_ebm.data.bibles import load_verse_pairs
 from hf_ebm.data.cmudict_tasks import join_words, load_g2p, load_stress
 from hf_ebm.data.metrics import ngram_overlap, stress_scores, transcription_scores
 from hf_ebm.data.symbols import encode_pairs, num_target_ids, symbol_tokenizer
 from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGeneration
-from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import meteor_without_synonyms_cost, sentence_bleu_cost
 
 DEFAULT_LABEL = "0"  # an unstressed vowel, the commonest label of the positions that have to be decided
 LENGTHS = [(3, 6), (6, 8), (8, 10), (10, 15)]  # letters, for the table by source length
 PHRASES = (20, 30)  # symbols of the joined words of a phrase
-PIECES = 3_000  # of the two languages together
+PIECES = 2_000  # of the two languages together
 WORD_START = "▁"
 
 
@@ -35,15 +33,19 @@ class TaskKind:
 
     load: Callable[[], DatasetDict]
     scores: Callable[[list[str], Dataset], dict[str, float]]
-    selection: str  # the metric by which the best epoch is kept
+    selection: str  # the metric by which settings are chosen
     hidden: int
     longest: int  # tokens of an output
+    max_train: int = 20_000  # rows: phrases have about as many symbols together as words
     tagging: bool = False  # one label for each symbol of the source
     pieces: bool = False  # symbols are pieces of words, of one vocabulary for both sides
 
 
 class Task:
-    """Data, tokenizer, fresh models and metrics of a task; `max_train` and `held_out` rows, or all of fewer."""
+    """Data, tokenizer, fresh models and metrics of a task.
+
+    `max_train` and `held_out` rows, or the kind's `max_train`, or all that there are, where that is fewer.
+    """
 
     def __init__(self, name: str, max_train: int, held_out: int):
         self.kind = TASKS[name]
@@ -52,7 +54,11 @@ class Task:
         symbols = {side: splits["train"][side] for side in ("source", "target")}
         if self.kind.pieces:
             symbols["target"] = [text for rows in splits.values() for side in symbols for text in rows[side]]
-        for split, most in (("train", max_train), ("validation", held_out), ("test", held_out)):
+        for split, most in (
+            ("train", min(max_train, self.kind.max_train)),
+            ("validation", held_out),
+            ("test", held_out),
+        ):
             splits[split] = splits[split].select(range(min(most, len(splits[split]))))
         self.texts: DatasetDict = splits
         self.tokenizer = symbol_tokenizer(symbols["target"], symbols["source"], model_max_length=128)
@@ -84,18 +90,6 @@ class Task:
         weights = [1.0] * self.target_size
         weights[self.tokenizer.convert_tokens_to_ids(DEFAULT_LABEL)] = default_weight
         return weights
-
-    def validation_metrics(self, found: EvalPrediction) -> dict[str, float]:
-        """Of greedy outputs for the validation data, in the order of the trainer: rows are found by their texts."""
-        rows = self.texts["validation"]
-        row_of = {pair: row for row, pair in enumerate(zip(rows["source"], rows["target"], strict=True))}
-        sources, targets, predictions = (
-            self.tokenizer.batch_decode(
-                np.where(ids == IGNORED, self.tokenizer.pad_token_id, ids), skip_special_tokens=True
-            )
-            for ids in (found.inputs, found.label_ids, found.predictions)
-        )
-        return self.kind.scores(predictions, rows.select([row_of[pair] for pair in zip(sources, targets, strict=True)]))
 
 
 def tagging_metrics(predictions: list[str], rows: Dataset) -> dict[str, float]:
@@ -162,10 +156,16 @@ TASKS = {
     "stress": TaskKind(load_stress, tagging_metrics, "accuracy", 96, 20, tagging=True),
     "g2p": TaskKind(load_g2p, transcription_metrics, "bleu", 128, 20),
     "stress-phrases": TaskKind(
-        lambda: join_words(load_stress(), *PHRASES), tagging_metrics, "accuracy", 96, PHRASES[1] + 1, tagging=True
+        lambda: join_words(load_stress(), *PHRASES),
+        tagging_metrics,
+        "accuracy",
+        96,
+        PHRASES[1] + 1,
+        6_000,
+        tagging=True,
     ),
-    "g2p-phrases": TaskKind(lambda: join_words(load_g2p(), *PHRASES), transcription_metrics, "bleu", 128, 45),
+    "g2p-phrases": TaskKind(lambda: join_words(load_g2p(), *PHRASES), transcription_metrics, "bleu", 128, 45, 6_000),
     "translation": TaskKind(
-        lambda: in_pieces(load_verse_pairs(25), PIECES), translation_metrics, "bleu", 192, 80, pieces=True
+        lambda: in_pieces(load_verse_pairs(20), PIECES), translation_metrics, "bleu", 128, 60, pieces=True
     ),
 }
