@@ -148,9 +148,17 @@ FIGURES = {
 
 
 # `all` leaves to the end what takes longest, and what neither starts nor settings changed.
-LAST = {"long-translation", "mgs-1", "mgs-6", "mgs-7", "mgs-figure-4", "mgs-figures-1-2-3", "thesis-figure-6.1"} | {
-    f"thesis-6.{number}" for number in range(1, 7)
-}
+LAST = {
+    "long-translation",
+    "mgs-1",
+    "mgs-6",
+    "mgs-7",
+    "mgs-figure-4",
+    "mgs-figures-1-2-3",
+    "thesis-figure-6.1",
+    "thesis-figures-6.2-6.3-6.4",
+    "energy-and-metric",
+} | {f"thesis-6.{number}" for number in range(1, 7)}
 
 
 @functools.cache  # tables share data and models
