@@ -23,12 +23,14 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.reproduction import (
+    chain_lengths,
     chapter_3,
     chapter_4,
     chapter_5,
     chapter_6,
     conditional,
     conditional_figures,
+    diagnostics,
     figure_3_1,
     long_outputs,
     parameter_search,
@@ -121,13 +123,6 @@ TABLES |= {
         (6, "sampling around the modes, test words", conditional.TEST_COLUMNS, conditional.table_6_6),
     )
 }
-TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
-TABLES["residual-scale"] = Table(
-    "residual models by the size of the corpus and the number of negatives",
-    residual.SCALE_COLUMNS,
-    residual.table_scale,
-    ResidualCache,
-)
 TABLES |= {
     f"long-{task}": Table(f"{title}, all objectives", long_outputs.COLUMNS, functools.partial(long_outputs.table, task))
     for task, title in (
@@ -136,6 +131,29 @@ TABLES |= {
         ("translation", "translation of verses"),
     )
 }
+TABLES |= {
+    "exposure": Table("why 3.1: errors after an error", diagnostics.EXPOSURE_COLUMNS, diagnostics.table_exposure),
+    "label-bias": Table("why 5.3 to 5.6: gains by vowel", diagnostics.VOWELS, diagnostics.table_label_bias),
+    "room": Table("why mgs-4: the best of a model's samples", diagnostics.ROOM_COLUMNS, diagnostics.table_room),
+}
+TABLES |= {
+    "blocks": Table(
+        "why 6.4: longer chains", chain_lengths.BLOCK_COLUMNS, chain_lengths.table_blocks, ConditionalCache
+    ),
+    "annealing": Table(
+        "why 6.6: the thesis' number of epochs",
+        list(conditional.FINAL_NAMES),
+        chain_lengths.table_annealing,
+        ConditionalCache,
+    ),
+}
+TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
+TABLES["residual-scale"] = Table(
+    "residual models by the size of the corpus and the number of negatives",
+    residual.SCALE_COLUMNS,
+    residual.table_scale,
+    ResidualCache,
+)
 FIGURES = {
     "thesis-figure-3.1": ("the objective along a line in parameter space", figure_3_1.draw),
     "thesis-figure-6.1": ("a masked model projected onto an energy", chapter_6.draw_projection),

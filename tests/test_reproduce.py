@@ -22,6 +22,7 @@ from benchmarks.reproduction import (
     completion,
     conditional,
     conditional_figures,
+    diagnostics,
     experiment_cache,
     figure_3_1,
     long_outputs,
@@ -92,7 +93,8 @@ def experiments(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "seeds"), [("thesis-3.2", 2), ("thesis-4.1", 1), ("thesis-5.1", 1), ("thesis-5.4", 1), ("mgs-4", 1)]
+    ("name", "seeds"),
+    [("thesis-3.2", 2), ("thesis-4.1", 1), ("thesis-5.1", 1), ("thesis-5.4", 1), ("mgs-4", 1), ("room", 1)],
 )
 def test_a_table_runs(name, seeds, experiments):
     report = Report(name, TABLES[name].title, TABLES[name].columns)
@@ -163,7 +165,7 @@ def test_tables_and_figures_of_conditional_generation_run(tmp_path, monkeypatch)
     tiny = ConditionalScale(3, 2, 3, 1, (1, 2))
     monkeypatch.setattr(conditional_figures, "QUICK_CONDITIONAL", tiny)
     experiments = ConditionalCache(tiny, tmp_path)
-    for name in ("thesis-6.2", "thesis-6.5", "thesis-6.6"):
+    for name in ("thesis-6.2", "thesis-6.5", "thesis-6.6", "blocks", "annealing"):
         report = Report(name, "title", TABLES[name].columns, [1, 2])
         TABLES[name].fill(experiments, report)
         assert {column for runs in report.rows.values() for column in runs} == set(report.columns)
@@ -217,8 +219,9 @@ def test_losses_of_a_known_energy_are_exact():
 @pytest.fixture
 def residual_experiments(tmp_path, monkeypatch):
     """Trains on held-out verses, as above; tables and figures share the folder."""
-    tiny = ResidualScale(32, 16, 1, 6, 8, 1, 8, 4, 1, (1, 2))
+    tiny = ResidualScale(32, 16, 1, 6, 8, 1, 8, 4, 1, (1,))
     monkeypatch.setattr(residual, "SCALED_EPOCHS", 1)
+    monkeypatch.setattr(residual, "TIMES", (1, 2))
     monkeypatch.setattr(residual_runs, "load_kjv_verses", lambda folder: held_out_verses())
     monkeypatch.setattr(residual, "QUICK_RESIDUAL", tiny)
     for module in (residual, residual_runs):
@@ -227,16 +230,16 @@ def residual_experiments(tmp_path, monkeypatch):
 
 
 def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_path):
-    report = Report("residual-1", "title", TABLES["residual-1"].columns, [1, 2])
+    report = Report("residual-1", "title", TABLES["residual-1"].columns, [1])
     TABLES["residual-1"].fill(residual_experiments, report)
     assert list(report.rows) == list(residual.KINDS)
     for name, runs in report.rows.items():
         assert set(runs) == set(report.columns) - (set() if "joint" in name else {"ESS, %"})
         for split in ("validation", "test"):
-            assert len(runs[f"{split} lower"]) == 2
+            assert len(runs[f"{split} lower"]) == 1
             for low, high in zip(runs[f"{split} lower"], runs[f"{split} upper"], strict=True):
                 assert low <= high and (low < high) == ("joint" in name)
-    assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0, 0.0]
+    assert report.rows[residual.BASE]["gain, nats a verse"] == [0.0]
     # The harness agrees with the library's own evaluation of the base model.
     rows = residual_experiments.rows("test")
     pairs = [[torch.tensor(row[name]) for row in rows] for name in ("prefix_ids", "continuation_ids")]
@@ -249,7 +252,7 @@ def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_
     assert set(raw["log probabilities (figure 3)"]) == {"base LM", "joint BIT"}
     scaled = Report("residual-scale", "title", residual.SCALE_COLUMNS)
     TABLES["residual-scale"].fill(residual_experiments, scaled)
-    assert len(scaled.rows) == 12 and scaled.seeds == [1]
+    assert len(scaled.rows) == 6 and scaled.seeds == [1]
     residual.draw_scale(tmp_path / "figures", True, tmp_path)
 
 
@@ -319,6 +322,8 @@ def test_a_stopped_training_goes_on_to_the_same_model(tmp_path, monkeypatch):
     parts = ExperimentCache(scale, tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
         parts.model(run, 1)
+    (folder,) = (tmp_path / "parts").glob("*.unfinished")
+    (folder / "checkpoint-999").mkdir()  # as one that was being written
     parts.model(run, 1)
     assert calls == [1, 2, 3, 3, 4, 4]  # two epochs; the third twice, the fourth, and the best at last
     curves = [
@@ -363,12 +368,59 @@ def test_what_cannot_be_gone_on_with_is_told(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text('{"half')
     with pytest.raises(ValueError, match=r"a\.json is not whole .*delete it"):
         storage.kept(tmp_path / "a.json", lambda: 4)
+    monkeypatch.setattr(storage.Deadline, "at", math.inf)
+    tensors = storage.kept(tmp_path / "a.pt", lambda: {"a": torch.arange(300)})
+    assert tensors["a"].tolist() == list(range(300))
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:900])
+    with pytest.raises(ValueError, match=r"a\.pt is not whole .*delete it"):
+        storage.kept(tmp_path / "a.pt", lambda: 4)
     (tmp_path / "version.json").write_text("1")
     with pytest.raises(ValueError, match=r"work_dir must hold runs of version .*got version 1"):
         storage.check_folder(tmp_path)
     (tmp_path / "version.json").unlink()  # as the first version left it
     with pytest.raises(ValueError, match="got version 1"):
         storage.check_folder(tmp_path)
+
+
+def test_errors_after_an_error_and_by_vowel():
+    """A plain loop over positions; a label that is missing is wrong, consonants have none."""
+    gold = ["- 1 0 - 0", "1 - 0", "0 1 0 2"]
+    forced = ["- 1 0 - 1", "1 - 0", "0 1 0 2"]
+    own = ["- 0 0 - 1", "1 - 0", "1 1 1"]
+    rows = [[text.split() for text in texts] for texts in (gold, forced, own)]
+    wrong: dict[str, list[bool]] = {name: [] for name in diagnostics.EXPOSURE_COLUMNS[:4]}
+    right: dict[str, list[bool]] = {place: [] for place in diagnostics.VOWELS}
+    for truths, with_gold, with_own in zip(*rows, strict=True):
+        with_own = [*with_own, "missing"][: len(truths)]
+        vowels, seen = [at for at, label in enumerate(truths) if label != "-"], False
+        for number, at in enumerate(vowels):
+            errors = with_gold[at] != truths[at], with_own[at] != truths[at]
+            for place in (0, 2) if seen else (0,):
+                for name, error in zip(diagnostics.EXPOSURE_COLUMNS[place : place + 2], errors, strict=True):
+                    wrong[name].append(error)
+            place = 0 if number == 0 else 2 if number == len(vowels) - 1 else 1
+            right[diagnostics.VOWELS[place]].append(not errors[1])
+            seen = seen or errors[1]
+    found = diagnostics.exposure(*rows)
+    expected = {name: 100 * sum(errors) / len(errors) for name, errors in wrong.items()}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found["exposure"] == found[diagnostics.OWN_AFTER] - found[diagnostics.FORCED_AFTER] > 0
+    places = diagnostics.accuracy_by_vowel(rows[0], rows[2])
+    assert places == pytest.approx({place: 100 * sum(flags) / len(flags) for place, flags in right.items()})
+
+
+def test_forced_outputs_are_those_of_one_symbol_at_a_time(experiments):
+    """A model's symbol after a gold prefix, from its logits for that prefix alone."""
+    run = RunConfig("stress", "cross-entropy", 1, 1e-3)
+    found = experiments[1].forced_outputs(run, 1, "validation")
+    model, task = experiments[1].model(run, 1), experiments[1].task("stress")
+    for row in (0, 7):
+        encoded, expected = task.encoded["validation"][row], []
+        for at in range(len(encoded["labels"]) - 1):
+            decoder_ids = torch.tensor([[model.config.decoder_start_token_id, *encoded["labels"][:at]]])
+            logits = model(input_ids=torch.tensor([encoded["input_ids"]]), decoder_input_ids=decoder_ids).logits
+            expected.append(int(logits[0, -1].argmax()))
+        assert found[row].split() == task.tokenizer.convert_ids_to_tokens(expected)
 
 
 def test_the_sign_test_counts_coins():

@@ -26,6 +26,12 @@ def scheduled(experiments: ExperimentCache, task: str, **options) -> RunConfig:
     )
 
 
+def scheduled_sampling(experiments: ExperimentCache, task: str, metric: str, **options) -> RunConfig:
+    """The same with the rate and decay that are chosen."""
+    trials = scheduled(experiments, task, **options).varied(learning_rate=RATES, decay_strength=DECAYS)
+    return experiments.chosen(trials, Decoding(), metric)
+
+
 def _columns(experiments: ExperimentCache, run: RunConfig, label: str, metric: str) -> dict[str, list[float]]:
     return {
         f"{label} {split}": experiments.each_seed(run, split, Decoding(), metric) for split in ("validation", "test")
@@ -40,8 +46,7 @@ def table_3_1(experiments: ExperimentCache, report: Report) -> None:
         report.add(START, _columns(experiments, start, label, METRIC[task]))
         report.add(BASELINE, _columns(experiments, trained_on(experiments, start), label, METRIC[task]))
         for row, options in ROWS.items():
-            trials = scheduled(experiments, task, **options).varied(learning_rate=RATES, decay_strength=DECAYS)
-            run = experiments.chosen(trials, Decoding(), METRIC[task])
+            run = scheduled_sampling(experiments, task, METRIC[task], **options)
             report.add(row, _columns(experiments, run, label, METRIC[task]))
     report.notes.append(
         f"Bidirectional LSTM, greedy decoding; all rows but the first train for {experiments.scale.search_epochs} "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -25,6 +27,7 @@ from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, tr
 from benchmarks.reproduction.tasks import Task
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.objectives.costs import HammingCost
+from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.relaxations.soft_beam import soft_beam_search
 
 
@@ -138,10 +141,17 @@ class ExperimentCache:
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
-        key = self._name(run, seed, split, asdict(decoding))
-        self.training_logs(run, seed)  # the time counts
-        path = self.folder / "scores" / f"{key}.json"
-        return kept(path, lambda: self._evaluate(self.model(run, seed), run.task, split, decoding))
+        task = self.task(run.task)
+
+        def compute() -> dict:
+            return task.kind.scores(self.outputs(run, seed, split, decoding), task.texts[split])
+
+        return self.kept("scores", run, seed, compute, split, asdict(decoding))
+
+    def kept(self, name: str, run: RunConfig, seed: int, compute: Callable[[], Any], *parts) -> Any:
+        """What `compute` gives of a run, from the folder if it is there; the time of the run's training counts."""
+        self.training_logs(run, seed)
+        return kept(self.folder / name / f"{self._name(run, seed, *parts)}.json", compute)
 
     def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
         """A metric for each seed."""
@@ -182,20 +192,45 @@ class ExperimentCache:
         trainer.evaluate()
         return trainer
 
-    @torch.no_grad()
-    def _evaluate(self, model, name: str, split: str, decoding: Decoding) -> dict:
-        task = self.task(name)
-        encoded, texts = task.encoded[split], task.texts[split]
+    def outputs(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> list[str]:
+        """What the model's search finds for each row of a split."""
+        settings = dict(
+            num_beams=decoding.num_beams, do_sample=False, length_penalty=0.0, custom_generate=soft_beam_search,
+            alpha=decoding.alpha, normalization=decoding.normalization,
+        )  # fmt: skip
+        return self._generated(run, seed, split, settings)[0]
+
+    def drawn_outputs(self, run: RunConfig, seed: int, split: str, count: int) -> list[list[str]]:
+        """So many samples of the model for each row, those of one draw together."""
+        set_seed(seed)
+        return self._generated(run, seed, split, dict(do_sample=True, top_k=0, num_return_sequences=count))
+
+    def _generated(self, run: RunConfig, seed: int, split: str, settings: dict) -> list[list[str]]:
+        model, task = self.model(run, seed), self.task(run.task)
+        encoded, count = task.encoded[split], settings.get("num_return_sequences", 1)
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]["input_ids"]))
-        outputs: dict[int, str] = {}
+        outputs: list[list[str]] = [[""] * len(encoded) for _ in range(count)]
         for at in range(0, len(order), 256):
             rows = order[at : at + 256]
             batch = task.tokenizer.pad({"input_ids": [encoded[row]["input_ids"] for row in rows]}, return_tensors="pt")
-            ids = model.generate(
-                **batch, num_beams=decoding.num_beams, do_sample=False, length_penalty=0.0,
-                max_new_tokens=task.kind.longest, custom_generate=soft_beam_search, alpha=decoding.alpha,
-                normalization=decoding.normalization,
-            )  # fmt: skip
+            ids = model.generate(**batch, max_new_tokens=task.kind.longest, **settings)
             found = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
-            outputs.update(zip(rows, found, strict=True))
-        return task.kind.scores([outputs[row] for row in range(len(encoded))], texts)
+            for place, text in enumerate(found):
+                outputs[place % count][rows[place // count]] = text
+        return outputs
+
+    def forced_outputs(self, run: RunConfig, seed: int, split: str) -> list[str]:
+        """The likeliest symbol after each gold prefix, as many as the gold output has."""
+        model, task = self.model(run, seed), self.task(run.task)
+        collate, rows = DataCollatorForSeq2Seq(task.tokenizer), list(task.encoded[split])
+        outputs = []
+        for at in range(0, len(rows), 256):
+            batch = collate(rows[at : at + 256])
+            with torch.no_grad():
+                ids = model(**batch).logits.argmax(-1)
+            lengths = (batch["labels"] != IGNORED).sum(1) - 1  # without the end
+            outputs += [
+                " ".join(task.tokenizer.convert_ids_to_tokens(own[:length]))
+                for own, length in zip(ids.tolist(), lengths.tolist(), strict=True)
+            ]
+        return outputs

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.reproduction.chapter_3 import DECAYS, scheduled
-from benchmarks.reproduction.chapter_4 import BASELINE, BEAMS, RATES, START, converged_start, soft_beam, trained_on
+from benchmarks.reproduction.chapter_3 import ROWS, scheduled_sampling
+from benchmarks.reproduction.chapter_4 import BASELINE, BEAMS, START, converged_start, soft_beam, trained_on
 from benchmarks.reproduction.chapter_5 import LOG_Z_WEIGHT
 from benchmarks.reproduction.experiment_cache import Decoding, ExperimentCache, RunConfig
-from benchmarks.reproduction.parameter_search import TRANSCRIPTION
+from benchmarks.reproduction.parameter_search import for_cost
 from benchmarks.reproduction.report import Report
 from benchmarks.reproduction.tasks import TASKS
 
@@ -22,17 +22,13 @@ def _runs(experiments: ExperimentCache, task: str) -> dict[str, RunConfig]:
     metric = TASKS[task].selection
     start, normalized = (converged_start(experiments, task, True, weight) for weight in (0.0, LOG_Z_WEIGHT))
     runs = {START: start, BASELINE: trained_on(experiments, start), NORMALIZED: normalized}
-    for name, inputs in ((HARD, "argmax"), (SOFT, "soft_argmax")):
-        trials = scheduled(experiments, task, inputs=inputs).varied(learning_rate=RATES, decay_strength=DECAYS)
-        runs[name] = experiments.chosen(trials, Decoding(), metric)
+    for name, row in ((HARD, "Bengio et al. 2015, greedy"), (SOFT, "α-soft fixed, greedy")):
+        runs[name] = scheduled_sampling(experiments, task, metric, **ROWS[row])
     runs[LOCAL] = soft_beam(experiments, start, metric)
     runs[GLOBAL] = soft_beam(experiments, start, metric, normalization="global")
     runs[GLOBAL_NORMALIZED] = soft_beam(experiments, normalized, metric, normalization="global")
     for name, known in {} if TASKS[task].tagging else COSTS.items():
-        objective, options, own = TRANSCRIPTION[known]
-        run = start.then(objective, experiments.scale.search_epochs, RATES[0], **options)
-        trials = run.varied(learning_rate=RATES, **own)
-        runs[name] = experiments.chosen(trials, Decoding(), metric)
+        runs[name] = for_cost(experiments, start, known, metric)
     return runs
 
 

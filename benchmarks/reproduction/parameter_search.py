@@ -97,14 +97,18 @@ TRANSCRIPTION = {
 }
 
 
+def for_cost(experiments: ExperimentCache, start: RunConfig, name: str, metric: str) -> RunConfig:
+    """A method of `TRANSCRIPTION` from a start, its rate and own setting chosen."""
+    objective, options, own = TRANSCRIPTION[name]
+    run = start.then(objective, experiments.scale.search_epochs, RATES[0], **options)
+    return experiments.chosen(run.varied(learning_rate=RATES, **own), Decoding(), metric)
+
+
 def table_4(experiments: ExperimentCache, report: Report) -> None:
     """Transcription: MGS, minimum risk and policy gradient from a trained model."""
     start = converged_start(experiments, "g2p")
     models: dict[str, RunConfig] = {"MLE": start, "MLE, trained on": trained_on(experiments, start)}
-    for name, (objective, options, own) in TRANSCRIPTION.items():
-        run = start.then(objective, experiments.scale.search_epochs, RATES[0], **options)
-        runs = run.varied(learning_rate=RATES, **own)
-        models[name] = experiments.chosen(runs, Decoding(), "sentence_bleu")
+    models |= {name: for_cost(experiments, start, name, "sentence_bleu") for name in TRANSCRIPTION}
     metrics = {"SBLEU": "sentence_bleu", "MET.": "meteor_without_synonyms", "PER": "phoneme_error_rate"}
     for name, run in models.items():
         for split in ("validation", "test"):

@@ -272,7 +272,7 @@ def _spread(rows: list[dict], count: int) -> list[dict]:
 
 def fresh_model(kind: str, base: PreTrainedModel) -> PreTrainedModel:
     """A model of that kind before training, made of the base."""
-    lm = copy.deepcopy(base)
+    lm = copy.deepcopy(base).requires_grad_(True)  # a residual model freezes the base
     if kind == "trained_on":
         return lm.train()
     if kind == "ralm":

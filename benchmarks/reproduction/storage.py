@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 VERSION = 3  # of what is kept; to be raised when the same settings come to mean other models or data
@@ -93,8 +94,11 @@ def until_converged() -> dict:
 
 
 def train_on(trainer: Trainer) -> None:
-    """Trains, from the last checkpoint of the trainer's folder if there is one."""
+    """Trains, from the last checkpoint of the trainer's folder if there is one that is whole."""
     folder = Path(trainer.args.output_dir)
+    for checkpoint in folder.glob("checkpoint-*"):
+        if not (checkpoint / TRAINER_STATE_NAME).exists():  # written last
+            shutil.rmtree(checkpoint)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.is_dir() else None)
 
 
