@@ -278,8 +278,13 @@ class VariantsArguments:
     schemes: list[str] = field(default_factory=lambda: [next(iter(SCHEMES))], metadata={"help": _schemes_help})
     offset: int = field(default=1, metadata={"help": "The number of the reference's first letter."})
     letters: str | None = field(
-        default=None, metadata={"help": "What may stand at a site, for joint_log_prob; default: all tokens."}
+        default=None, metadata={"help": "What may stand at a site, for log probabilities; default: all tokens."}
     )
+    num_draws: int = field(
+        default=256,
+        metadata={"help": "Draws of each set of sites for sampled_joint_log_prob, which adds a column of its errors."},
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of these draws."})
 
 
 @command(lambda: [VariantsArguments, ModelArguments])
@@ -292,20 +297,24 @@ def variants(arguments: VariantsArguments, which: ModelArguments) -> None:
     reference = read_fasta(arguments.reference)
     records = read_table(arguments.mutations, arguments.mutation_column)
     texts = records.texts(arguments.mutation_column)
-    output = Output(arguments.output, records, dict.fromkeys(arguments.schemes, pyarrow.float64()))
+    errors = {scheme: f"{scheme}_error" for scheme in arguments.schemes if scheme.startswith("sampled")}
+    output = Output(arguments.output, records, dict.fromkeys([*arguments.schemes, *errors.values()], pyarrow.float64()))
     model, tokenizer = load_model(which)
     found: list[dict[str, float]] = [{} for _ in texts]
     for scheme in dict.fromkeys(arguments.schemes):
         try:
-            scores = model.score_variants(
+            out = model.score_variants(
                 reference, texts, tokenizer, scheme=scheme, offset=arguments.offset, letters=arguments.letters,
-                token_budget=which.token_budget, further_inputs=further,
-            ).scores  # fmt: skip
+                num_draws=arguments.num_draws, seed=arguments.seed, token_budget=which.token_budget,
+                further_inputs=further,
+            )  # fmt: skip
         except ValueError as error:
             told = str(error).replace("variants: row", f"{arguments.mutations}: record", 1)
             raise ValueError(told.replace("reference:", f"{arguments.reference}:", 1)) from error
-        for record, score in zip(found, scores.tolist(), strict=True):
-            record[scheme] = score
+        columns = {scheme: out.scores} if out.errors is None else {scheme: out.scores, errors[scheme]: out.errors}
+        for name, values in columns.items():
+            for record, value in zip(found, values.tolist(), strict=True):
+                record[name] = value
     output.write(found)
 
 

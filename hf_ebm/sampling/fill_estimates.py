@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -56,6 +57,26 @@ def log_weights(
     if further is not None:
         energies = energies + further(ids)
     return -energies / temperature - draws.log_probs
+
+
+class LogPartition(NamedTuple):
+    """An estimate of log Z and its standard error."""
+
+    value: float
+    error: float
+
+
+def estimated_log_partition(logs: Tensor) -> LogPartition:
+    """Estimates log Z from the log weights (N,) of independent draws, see `log_weights`.
+
+    Example:
+        >>> found = estimated_log_partition(torch.tensor([1.0, 3.0], dtype=torch.float64).log())
+        >>> round(found.value, 4), round(found.error, 4)  # log 2, and the error of the mean 2, which is 1, by 2
+        (0.6931, 0.5)
+    """
+    value = logs.double().logsumexp(0) - math.log(len(logs))
+    weights = (logs.double() - value).exp()
+    return LogPartition(float(value), float(weights.std() / len(logs) ** 0.5))
 
 
 class LeftOut(NamedTuple):

@@ -110,6 +110,11 @@ SCHEMES: dict[str, Scheme] = {
         "log probability of the mutated sites in that joint distribution, normalized over all letters there",
         "m K^(m-1) a set of m sites with K letters",
     ),
+    "sampled_joint_log_prob": Scheme(
+        None,
+        "the same with a standard error, its normalizer estimated from draws of the sites, one filled after the other",
+        "at most 2 m a draw for a set of m sites, and m a variant",
+    ),
     "pseudo_likelihood_ratio": Scheme(
         None, "energy of the reference minus energy of the mutant, all positions scored", "one a position of a variant"
     ),

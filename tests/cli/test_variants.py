@@ -31,8 +31,9 @@ def inputs(tmp_path) -> list:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_columns_of_the_input_and_scores(ending, proteins, inputs, tmp_path):
-    schemes, target = ["joint", "mutant_marginals"], tmp_path / f"out.{ending}"
-    run("variants", "--model", proteins, *inputs, "--output", target, "--schemes", *schemes)
+    schemes, target = ["joint", "mutant_marginals", "sampled_joint_log_prob"], tmp_path / f"out.{ending}"
+    run("variants", "--model", proteins, *inputs, "--output", target, "--schemes", *schemes,
+        "--num_draws", "9", "--seed", "2")  # fmt: skip
     if ending == "csv":
         with open(target, newline="") as file:
             found = list(csv.DictReader(file))
@@ -43,8 +44,9 @@ def test_columns_of_the_input_and_scores(ending, proteins, inputs, tmp_path):
     ]  # fmt: skip
     model, tokenizer = EnergyModel.from_pretrained(proteins).eval(), AutoTokenizer.from_pretrained(proteins)
     for scheme in schemes:
-        expected = model.score_variants("MKTAYIAK", ["K2R", "K2E:A7G"], tokenizer, scheme=scheme).scores
-        assert [float(row[scheme]) for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
+        expected = model.score_variants("MKTAYIAK", ["K2R", "K2E:A7G"], tokenizer, scheme=scheme, num_draws=9, seed=2)
+        assert [float(row[scheme]) for row in found] == pytest.approx(expected.scores.tolist(), abs=1e-5)
+    assert [float(row["sampled_joint_log_prob_error"]) for row in found] == pytest.approx(expected.errors.tolist())
 
 
 @pytest.mark.parametrize(

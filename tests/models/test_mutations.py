@@ -118,6 +118,29 @@ def test_the_joint_distribution_is_that_of_all_mutants(model_and_tokenizer):
     assert scores.tolist() == pytest.approx([float(value) for value in expected], abs=1e-5)
 
 
+def test_the_sampled_joint_distribution_has_an_error(bert):
+    model, tokenizer = bert
+    variants = ["K2R:A4G:A7G", "K2A:A7K", "K2R:A7G", "A7G"]
+    exact = model.score_variants(REFERENCE, variants, tokenizer, scheme="joint_log_prob", letters="KARG").scores
+    estimates = [
+        model.score_variants(
+            REFERENCE, variants, tokenizer, scheme="sampled_joint_log_prob", letters="KARG", num_draws=30, seed=seed
+        )
+        for seed in range(8)
+    ]
+    scores, errors = (torch.stack([getattr(own, name) for own in estimates]) for name in ("scores", "errors"))
+    assert ((scores.mean(0) - exact).abs() < 4 * scores.std(0) / 8**0.5 + 1e-6).all()
+    ratio = errors[:, :3].mean(0) / scores[:, :3].std(0)
+    assert (ratio > 0.4).all() and (ratio < 2.5).all() and (errors[:, :3] > 1e-3).all()
+    assert torch.allclose(scores[:, 3], exact[3].expand(8), atol=1e-5)  # one site is drawn from its own distribution
+    # A set of sites has one estimate, so differences are exact.
+    assert torch.allclose(scores[:, 1] - scores[:, 2], (exact[1] - exact[2]).expand(8), atol=1e-5)
+    alone = model.score_variants(
+        REFERENCE, variants[2:3], tokenizer, scheme="sampled_joint_log_prob", letters="KARG", num_draws=30, seed=3
+    )
+    assert float(alone.scores[0]) == pytest.approx(float(scores[3, 2]), abs=1e-6)
+
+
 def test_insertions_and_deletions_by_energies(bert):
     model, tokenizer = bert
     variants = ["T3del", "K2_A4del", "A4_Y5insGR", "T3_A4delinsR", "K2del:A4_Y5insG"]

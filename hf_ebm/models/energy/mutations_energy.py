@@ -25,8 +25,10 @@ from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.encoding import check_encoded, check_same_mask
 from hf_ebm.models.energy.inputs import check_energy_inputs, mask_id_of
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.random_state import generator_of
+from hf_ebm.sampling.fill_estimates import drawn_fills, estimated_log_partition, log_weights
 from hf_ebm.scoring.energies import token_energies
-from hf_ebm.scoring.joint_fills import num_joint_rows
+from hf_ebm.scoring.joint_fills import fill_energies, num_joint_rows
 from hf_ebm.scoring.masked_batches import MaskedBatchRunner
 from hf_ebm.scoring.mutations import SCHEMES, Substitutions, joint_log_probs, joint_space, substitution_scores
 from hf_ebm.scoring.rows import BadLogitsError, Context
@@ -53,14 +55,16 @@ class VariantScores(ModelOutput):
 
     Args:
         scores: (N,) in nats, float64; above 0 where the model prefers the variant to the reference (but for
-            `"joint_log_prob"`, a log probability).
+            `"joint_log_prob"` and `"sampled_joint_log_prob"`, log probabilities).
         scheme: by which they are.
         num_rows: masked rows that were run.
+        errors: (N,) standard errors of `"sampled_joint_log_prob"`; else `None`.
     """
 
     scores: Tensor
     scheme: str
     num_rows: int
+    errors: Tensor | None = None
 
 
 class Change(NamedTuple):
@@ -205,6 +209,8 @@ def score_variants(
     scheme: str = "masked_marginals",
     offset: int = 1,
     letters: str | None = None,
+    num_draws: int = 256,
+    seed: int = 0,
     token_budget: int | None = None,
     further_inputs: Mapping[str, Any] | None = None,
 ) -> VariantScores:
@@ -218,10 +224,13 @@ def score_variants(
         scheme: `"masked_marginals"` (each mutated site masked alone in the reference), `"masked_marginals_together"`,
             `"wild_type_marginals"`, `"mutant_marginals"` (nothing is masked), `"joint"` (log ratio of mutant and
             reference in the joint distribution `exp(-E)` of the mutated sites given the others), `"joint_log_prob"`
-            (the mutant's log probability there) or `"pseudo_likelihood_ratio"` (difference of whole energies, alone in
-            taking insertions and deletions).
+            (the mutant's log probability there), `"sampled_joint_log_prob"` (an estimate of it, for more sites) or
+            `"pseudo_likelihood_ratio"` (difference of whole energies, alone in taking insertions and deletions).
         offset: the number of the reference's first letter.
-        letters: what may stand at a site, for `"joint_log_prob"`; by default all that the model may propose.
+        letters: what may stand at a site, for log probabilities; by default all that the model may propose.
+        num_draws: of each set of sites, for `"sampled_joint_log_prob"`: the mean of their weights estimates the
+            normalizer, with an error that halves with four times as many.
+        seed: of the draws, which are the same for a set of sites whatever the others are.
         token_budget: tokens per forward pass; by default from free memory.
         further_inputs: what else the model reads, one number for all, by name.
 
@@ -258,7 +267,10 @@ def score_variants(
     check_encoded(model, limit, "reference", 0, spelling.ids)
     for row, ids in enumerate(mutants):
         check_encoded(model, limit, "variants", row, ids)
-    candidates = _candidates(model, spelling, letters) if scheme == "joint_log_prob" else None
+    sampled = scheme == "sampled_joint_log_prob"
+    candidates = _candidates(model, spelling, letters) if sampled or scheme == "joint_log_prob" else None
+    draws = as_whole("num_draws", num_draws, 2), as_whole("seed", seed, 0)
+    errors = None
     runner = model.masked_batch_runner(token_budget)
     with evaluation_mode(model):
         if whole:
@@ -275,10 +287,11 @@ def score_variants(
                 scores = substitution_scores(runner, own, put, scheme, model.config.energy, sequences.context)
             else:
                 columns = [[spelling.columns[change.start] for change in one] for one in changes]
-                scores = _joint(model, runner, own, rows, columns, mutants, candidates, sequences.context)
+                joint = _Joint(model, runner, own, rows, columns, mutants, candidates, sequences.context)
+                scores, errors = joint.estimated(*draws) if sampled else (joint.exact(), None)
         except BadLogitsError as error:
             raise BadLogitsError(error.row, error.position, "variants: row") from error
-    return VariantScores(scores=scores, scheme=scheme, num_rows=runner.num_rows)
+    return VariantScores(scores=scores, scheme=scheme, num_rows=runner.num_rows, errors=errors)
 
 
 def _named(row: int, text: str, function: Any, *arguments: Any) -> Any:
@@ -324,35 +337,61 @@ def _candidates(model: EnergyModel, spelling: Spelling, letters: str | None) -> 
     return torch.tensor(list(dict.fromkeys(own)), device=model.input_device)
 
 
-def _joint(
-    model: EnergyModel,
-    runner: MaskedBatchRunner,
-    reference: Tensor,
-    rows: list[str],
-    columns: list[list[int]],
-    mutants: list[list[int]],
-    candidates: Tensor,
-    context: Context | None,
-) -> Tensor:
-    """Log probabilities (N,) of variants, a table for each set of sites."""
-    number = {token: place for place, token in enumerate(candidates.tolist())}
-    by_sites: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    choices = []
-    for row, (sites, ids) in enumerate(zip(columns, mutants, strict=True)):
-        by_sites[tuple(sites)].append(row)
-        missing = [column for column in sites if ids[column] not in number]
-        if missing:
-            raise ValueError(f"variants: row {row}: {rows[row]!r} has a letter that isn't among the letters allowed")
-        choices.append([number[ids[column]] for column in sites])
-    spaces = {sites: joint_space(sites, reference, candidates, context) for sites in by_sites}
-    for own, space in spaces.items():
-        if (needed := num_joint_rows(space)) > _MOST_JOINT_ROWS:
-            raise ValueError(
-                f"variants: row {by_sites[own][0]}: {rows[by_sites[own][0]]!r} needs {needed} masked rows with "
-                f"{len(candidates)} letters at {len(own)} sites; give fewer letters, or take scheme 'joint'"
-            )
-    scores = torch.empty(len(rows), dtype=torch.float64)
-    for own, members in by_sites.items():
-        chosen = torch.tensor([choices[row] for row in members])
-        scores[members] = joint_log_probs(runner, spaces[own], chosen, model.config.energy)
-    return scores
+class _Joint:
+    """Log probabilities of variants in the joint distribution of their sites, set of sites by set of sites."""
+
+    def __init__(
+        self,
+        model: EnergyModel,
+        runner: MaskedBatchRunner,
+        reference: Tensor,
+        rows: list[str],
+        columns: list[list[int]],
+        mutants: list[list[int]],
+        candidates: Tensor,
+        context: Context | None,
+    ):
+        self.runner, self.energy, self.rows, self.num_letters = runner, model.config.energy, rows, len(candidates)
+        number = {token: place for place, token in enumerate(candidates.tolist())}
+        self.members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        self.choices = []
+        for row, (sites, ids) in enumerate(zip(columns, mutants, strict=True)):
+            self.members[tuple(sites)].append(row)
+            missing = [column for column in sites if ids[column] not in number]
+            if missing:
+                raise ValueError(
+                    f"variants: row {row}: {rows[row]!r} has a letter that isn't among the letters allowed"
+                )
+            self.choices.append([number[ids[column]] for column in sites])
+        self.spaces = {sites: joint_space(sites, reference, candidates, context) for sites in self.members}
+
+    def exact(self) -> Tensor:
+        """(N,), a table for each set of sites."""
+        for sites, space in self.spaces.items():
+            if (needed := num_joint_rows(space)) > _MOST_JOINT_ROWS:
+                row = self.members[sites][0]
+                raise ValueError(
+                    f"variants: row {row}: {self.rows[row]!r} needs {needed} masked rows with {self.num_letters} "
+                    f"letters at {len(sites)} sites; give fewer letters, or take scheme 'sampled_joint_log_prob' or "
+                    "'joint'"
+                )
+        scores = torch.empty(len(self.rows), dtype=torch.float64)
+        for sites, members in self.members.items():
+            scores[members] = joint_log_probs(self.runner, self.spaces[sites], self._chosen(members), self.energy)
+        return scores
+
+    def estimated(self, num_draws: int, seed: int) -> tuple[Tensor, Tensor]:
+        """(N,) and their standard errors, which are those of log Z."""
+        scores, errors = torch.empty(2, len(self.rows), dtype=torch.float64)
+        for sites, members in self.members.items():
+            space = self.spaces[sites]
+            uniforms = torch.from_numpy(generator_of(seed, *sites).random((num_draws, len(sites))))
+            draws = drawn_fills(self.runner, space, uniforms.to(space.ids.device), range(len(sites)))
+            partition = estimated_log_partition(log_weights(self.runner, space, draws, self.energy, 1.0, None))
+            ids = space.filled(self._chosen(members).to(space.ids.device))
+            energies = fill_energies(self.runner, space, ids, self.energy).cpu()
+            scores[members], errors[members] = -energies - partition.value, partition.error
+        return scores, errors
+
+    def _chosen(self, members: list[int]) -> Tensor:
+        return torch.tensor([self.choices[row] for row in members])
