@@ -1,10 +1,12 @@
 """A Gradio page around an `EnergyModel`, as a Hugging Face Space would run it. Extra `hf_ebm[demo]`.
 
-- `sampling`, `comparison`, `scoring`: a tab each, with what it does as plain functions.
-- `components`: what tabs share: fields, and what a user typed in them, checked.
+- `sampling`, `filling`, `comparison`, `scoring`: the tabs, with what each does as plain functions;
+- `components`: what tabs share: examples, fields, and what a user typed in them, checked.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 try:
     import gradio as gr
@@ -14,18 +16,34 @@ except ImportError as error:
 from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.comparison import comparison_tab
-from hf_ebm.demo.components import Runs
+from hf_ebm.demo.components import Page, Runs, examples_for
+from hf_ebm.demo.filling import filling_tab
 from hf_ebm.demo.sampling import sampling_tab
-from hf_ebm.demo.scoring import score_tab
+from hf_ebm.demo.scoring import score_tab, variants_tab
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.models.energy.encoding import check_same_mask
 
 __all__ = ["build_demo"]
 
+# Every tab there is, in their order. An entry is all that a new one needs.
+TABS: dict[str, Callable[[Page], None]] = {
+    "Sample": sampling_tab,
+    "Fill together": filling_tab,
+    "Variants": variants_tab,
+    "Score and rerank": score_tab,
+    "Compare kernels": comparison_tab,
+}
 # One thing at a time: runs side by side on one device would all be slower. Others wait in line.
-_CONCURRENCY = {"concurrency_id": "model", "concurrency_limit": 1}
-# Gradio shows a field that can't be typed into like any other.
-_STYLE = "<style>input:disabled {opacity: 0.4 !important; cursor: not-allowed !important}</style>"
+_ONE_AT_A_TIME = {"concurrency_id": "model", "concurrency_limit": 1}
+# Gradio shows a field that can't be typed into like any other, and marks tokens in the dark with too little contrast.
+_STYLE = """<style>
+input:disabled {opacity: 0.4 !important; cursor: not-allowed !important}
+.heat-map {overflow-x: auto}
+.heat-map table {width: auto; font-size: 12px; font-variant-numeric: tabular-nums}
+.heat-map caption {text-align: left; padding-bottom: 6px}
+.heat-map :is(th, td) {padding: 1px 5px !important; text-align: right}
+.heat-map * {border-color: var(--border-color-primary) !important}
+</style>"""
 
 
 def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blocks:
@@ -53,17 +71,14 @@ def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blo
         )
     check_same_mask(tokenizer, model.config.mask_token_id)
     model.eval()
-    runs = Runs()
-    with gr.Blocks(title="hf_ebm", analytics_enabled=False) as page:
+    page = Page(model, tokenizer, examples_for(model, tokenizer), Runs(), _ONE_AT_A_TIME)
+    with gr.Blocks(title="hf_ebm", analytics_enabled=False) as blocks:
         gr.Markdown(
             f"# Sequences by energy\nA masked language model as an energy model over whole texts (energy: "
-            f"{model.config.energy}): low energy, likely text."
+            f"{model.config.energy}): low energy, likely text. With a model of yours: `hf-ebm demo --model FOLDER`."
         )
-        with gr.Tab("Sample"):
-            sampling_tab(model, tokenizer, runs, _CONCURRENCY)
-        with gr.Tab("Compare kernels"):
-            comparison_tab(model, tokenizer, runs, _CONCURRENCY)
-        with gr.Tab("Score and rerank"):
-            score_tab(model, tokenizer, _CONCURRENCY)
+        for name, build in TABS.items():
+            with gr.Tab(name):
+                build(page)
         gr.HTML(_STYLE, padding=False)
-    return page
+    return blocks

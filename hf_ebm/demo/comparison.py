@@ -11,25 +11,26 @@ import gradio as gr
 import pandas as pd
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.demo.components import (
-    BLANK,
-    CHAIN_COLORS,
+    Page,
     Prompt,
-    Runs,
     Spans,
-    chain_spans,
-    example_prompt,
     prompt_fields,
     read_prompt,
-    read_settings,
-    setting_fields,
     shows_errors,
     stop_button,
     warn_unknown,
 )
-from hf_ebm.demo.sampling import energy_points
+from hf_ebm.demo.sampling import (
+    BLANK,
+    CHAIN_COLORS,
+    CURVE_COLORS,
+    chain_spans,
+    energy_points,
+    read_settings,
+    setting_fields,
+)
 from hf_ebm.demo.scoring import as_local
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import sampler_names
@@ -38,20 +39,20 @@ from hf_ebm.sampling.output import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
 
 CHAINS = 4  # of a sampling kernel: enough for a mean, few enough to wait for
-_COLORS = ("#2563eb", "#dc2626", "#16a34a", "#9333ea", "#ea580c")
 _HEADERS = ["kernel", "energy", "mean energy", "acceptance", "novel"]
 
 
-def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs: Runs, concurrency: dict) -> None:
-    """Builds the tab inside the current block; `concurrency` as for `sampling_tab`."""
+def comparison_tab(page: Page) -> None:
+    """What every kernel makes of one prompt."""
+    model, tokenizer = page.model, page.tokenizer
     with gr.Row():
         with gr.Column():
-            prompt_inputs = prompt_fields(*example_prompt(model, tokenizer))
+            prompt_inputs = prompt_fields(page)
         with gr.Column():
             setting_inputs = setting_fields()
     with gr.Row():
         run_button = gr.Button("Compare", variant="primary", elem_id="compare-run")
-        stop_button(runs, "compare-stop")
+        stop_button(page.runs, "compare-stop")
     status = gr.Markdown(elem_id="compare-status")
     with gr.Row():
         shown = [
@@ -76,7 +77,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
                 x="epoch",
                 y="energy",
                 color="kernel",
-                color_map=dict(zip(sampler_names(), itertools.cycle(_COLORS), strict=False)),
+                color_map=dict(zip(sampler_names(), itertools.cycle(CURVE_COLORS), strict=False)),
                 x_axis_format="~g",
                 y_title="mean energy, nats",
                 label="Mean energy by epoch",
@@ -84,7 +85,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
             )
 
     @shows_errors
-    def run(
+    def compare(
         text: str,
         length: float,
         epochs: float,
@@ -100,7 +101,7 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
         texts: list[Spans | None] = [None] * len(sampler_names())
         # A plot that is there keeps its scale of colours, so it is taken away and made anew.
         yield "running …", *texts, [], gr.update(visible=False)
-        with runs.running(request.session_hash) as stop:
+        with page.runs.running(request.session_hash) as stop:
             for number, result in enumerate(compare_kernels(model, prompt, settings, stop)):
                 results.append(result)
                 texts[number] = chain_spans(model, tokenizer, result.ids, free, [False] * len(free))
@@ -110,11 +111,11 @@ def comparison_tab(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, runs:
         yield state, *texts, comparison_rows(results), curves
 
     run_button.click(
-        run,
+        compare,
         [*prompt_inputs, *setting_inputs],
         [status, *shown, table, plot],
         show_progress_on=[run_button],  # as on the tab that samples
-        **concurrency,
+        **page.event,
     )
 
 

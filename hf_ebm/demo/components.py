@@ -1,4 +1,4 @@
-"""What the tabs share: fields, what a user typed in them, tokens with their colours, runs, mistakes as messages.
+"""What the tabs share: examples, fields, what a user typed in them, tokens as texts, runs, mistakes as messages.
 
 The page is for anybody, so the work of one click is bounded here. Every refusal is a `ValueError` that names the field.
 """
@@ -10,7 +10,7 @@ import html
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,21 +19,28 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import as_string, check_choice, number, shown
+from hf_ebm.checks import as_string, number, shown
 from hf_ebm.model_facts import max_length
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.sampling.configuration import sampler_names, settings_without_effect
-from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.texts import unknown_of
 
-# Labels of the chain's tokens; what is neither is context.
-CHANGED, BLANK = "just changed", "free"
-CHAIN_COLORS = {CHANGED: "#f59e0b", BLANK: "#93c5fd"}
-# Bounds in nats between the labels of scored tokens: probability 0.37, 0.05 and 0.002.
-_BOUNDS = (1.0, 3.0, 6.0)
-ENERGY_COLORS = {"below 1 nat": "#d1fae5", "1 to 3": "#fde68a", "3 to 6": "#fdba74", "above 6": "#f87171"}
-
 Spans = list[tuple[str, str | None]]
+
+
+class Page(NamedTuple):
+    """What a tab is made for: a function of this builds it inside the current block.
+
+    Attributes:
+        examples: that the model has tokens for.
+        runs: those in progress.
+        event: arguments of an event that uses the model.
+    """
+
+    model: EnergyModel
+    tokenizer: PreTrainedTokenizerBase
+    examples: Examples
+    runs: Runs
+    event: dict[str, Any]
 
 
 class Runs:
@@ -94,31 +101,31 @@ def _message(error: ValueError) -> gr.Error:
     return gr.Error(html.escape(str(error)), title="This cannot be done", print_exception=False)
 
 
-def prompt_fields(text: str, length: int) -> list:
-    """Components for a prompt, text and length, with what stands in them at first."""
-    text_field = gr.Textbox(
-        text,
+def prompt_fields(page: Page) -> list:
+    """Components for a prompt, text and length; the first example stands in them, others are there to click."""
+    prompts = [*((text, 0) for text in page.examples.prompts), ("", 8)]
+    text = gr.Textbox(
+        prompts[0][0],
         label="Text with blanks",
         info="Three underscores or [MASK] make a blank of one token; the rest is context.",
         lines=2,
     )
-    length_field = gr.Number(
-        length, label="Length", info="Instead of a text, which is then empty: how many tokens to sample from nothing."
+    length = gr.Number(
+        prompts[0][1],
+        label="Length",
+        info="Instead of a text, which is then empty: how many tokens to sample from nothing.",
     )
-    return [text_field, length_field]
+    more_examples({own or f"{count} tokens": (own, count) for own, count in prompts}, [text, length])
+    return [text, length]
 
 
-def setting_fields() -> list:
-    """Components for the settings: epochs, block size, temperature, seed."""
-    with gr.Row():
-        epochs = gr.Number(20, label="Epochs", info="Each visits every blank once.", min_width=120)
-        block_size = gr.Number(1, label="Block size", info="Blanks drawn together.", min_width=120)
-    with gr.Row():
-        temperature = gr.Number(
-            1.0, label="Temperature", info="Of the target exp(-E/τ) of metropolis_hastings.", step=0.1, min_width=120
+def more_examples(examples: Mapping[str, Sequence], fields: list) -> None:
+    """Examples by label that fill the fields when they are clicked."""
+    if examples:
+        rows, labels = list(map(list, examples.values())), list(examples)
+        gr.Examples(
+            rows, fields, example_labels=labels, cache_examples=False, preload=False, label="Examples: click, then run"
         )
-        seed = gr.Number(0, label="Seed", info="Same seed, same chain.", min_width=120)
-    return [epochs, block_size, temperature, seed]
 
 
 def stop_button(runs: Runs, elem_id: str) -> None:
@@ -128,32 +135,6 @@ def stop_button(runs: Runs, elem_id: str) -> None:
         runs.stop(request.session_hash)
 
     gr.Button("Stop", elem_id=elem_id).click(stop, queue=False)
-
-
-def fields_of_kernel(kernel: str) -> list:
-    """Updates of `setting_fields`: those without effect on a kernel can't be typed into."""
-    samples, targets = kernel in KERNELS, "energy_temperature" not in settings_without_effect(kernel)
-    return [gr.update(), gr.update(interactive=samples), gr.update(interactive=targets), gr.update(interactive=samples)]
-
-
-def chain_spans(
-    model: EnergyModel,
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    free: Sequence[bool],
-    changed: Sequence[bool],
-) -> Spans:
-    """A chain's tokens (special ones left out, blanks not) with their labels."""
-    special = set(model.config.special_token_ids or []) - {model.config.mask_token_id}
-    shown = [position for position, token in enumerate(ids) if token not in special]
-    labels = [CHANGED if changed[position] else BLANK if free[position] else None for position in shown]
-    return _spans(token_texts(tokenizer, [ids[position] for position in shown]), labels)
-
-
-def energy_spans(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], energies: Sequence[float]) -> Spans:
-    """Tokens labelled by how high their energies in nats are."""
-    labels: list[str | None] = [list(ENERGY_COLORS)[sum(energy >= bound for bound in _BOUNDS)] for energy in energies]
-    return _spans(token_texts(tokenizer, ids), labels)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
@@ -173,7 +154,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     return texts
 
 
-def _spans(texts: list[str], labels: list[str | None]) -> Spans:
+def spaced(texts: list[str], labels: list[str | None]) -> Spans:
     """Spaces in front of a token are spans of their own, so that no colour runs into them."""
     spans: Spans = []
     for text, label in zip(texts, labels, strict=True):
@@ -185,10 +166,84 @@ def _spans(texts: list[str], labels: list[str | None]) -> Spans:
 
 
 MAX_TOKENS = 128  # of a text, special tokens included
-MAX_EPOCHS = 200
-_EXAMPLE = "and the ___ ___ unto the ___ of israel."
-_EXAMPLE_LINES = "and god said, let there be light\nand god said, light let there be"
 _BLANK = re.compile(r"_{3,}|\[MASK\]|<mask>")
+
+
+class Examples(NamedTuple):
+    """What stands in the fields at first, and more to click: nothing where a model has no tokens for any of it.
+
+    Attributes:
+        prompts: texts with blanks.
+        fills: texts with blanks, and words for these with commas between them.
+        lines: groups of texts to score.
+        references: sequences of letters, and the letters that may stand in each.
+    """
+
+    prompts: tuple[str, ...] = ()
+    fills: tuple[tuple[str, str], ...] = ()
+    lines: tuple[str, ...] = ()
+    references: tuple[tuple[str, str], ...] = ()
+
+
+_LETTERS, _AMINO_ACIDS = "abcdefghijklmnopqrstuvwxyz", "ACDEFGHIKLMNPQRSTVWY"
+
+
+def _proteins(space: str) -> Examples:
+    """Of proteins, for tokenizers that want spaces between letters or don't."""
+    whole, blanks = "MKTAYIAKQRQISFVKSHFSRQ", ("MKTAYIAKQR___ISF___KSHFSRQ", "MK___YIAKQRQIS___VKSHFSRQ")
+    spaced = [space.join(re.findall("___|.", text)) for text in (*blanks, whole, whole.replace("Q", "P"))]
+    return Examples(tuple(spaced[:2]), ((spaced[0], ""),), ("\n".join(spaced[2:]),), ((whole, _AMINO_ACIDS),))
+
+
+# Of English, of the spelling and the phonemes of words, of proteins, of chemical reactions.
+EXAMPLES = (
+    Examples(
+        (
+            "and the ___ ___ unto the ___ of israel.",
+            "blessed are the ___: for they shall ___ ___.",
+            "the ___ of the ___ is ___ ___ ___.",
+        ),
+        (
+            ("the king of ___ and the king of ___", "israel, judah, egypt, babylon"),
+            ("and the ___ said unto ___", ""),
+            ("he ___ the ___ of the lord", ""),
+        ),
+        (
+            "and god said, let there be light\nand god said, light let there be",
+            "the sons of jacob were twelve\nthe sons of jacob was twelve\nthe son of jacob were twelve",
+        ),
+        (("light", _LETTERS), ("heaven", _LETTERS)),
+    ),
+    Examples(
+        ("p h o n e </s> ___ ___ ___", "e n e r g y </s> ___ ___ ___ ___ ___"),
+        (("k n i g h t </s> ___ ___ ___", ""), ("r e a d </s> R ___ D", "")),
+    ),
+    *map(_proteins, ("", " ")),
+    Examples(
+        ("CC(=O)O.OCC>>CC(=O)___CC", "CC(=O)___.OCC>>CC(=O)OCC"),
+        (("CC(=O)___.OCC>>CC(=O)___CC", "O, N, S, C"),),
+        ("CC(=O)O.OCC>>CC(=O)OCC\nCC(=O)O.OCC>>CC(=O)NCC",),
+        (("CC(=O)Oc1ccccc1C(=O)O", "CNOSFcnos"),),
+    ),
+)
+
+
+def examples_for(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> Examples:
+    """The first examples that are short enough and that the tokenizer has tokens for."""
+
+    def known(text: str) -> bool:
+        typed = with_masks(tokenizer, text)
+        return not unknown_of(tokenizer, typed).parts and len(tokenizer(typed)["input_ids"]) <= token_limit(model)
+
+    def texts(own: Examples) -> list[str]:
+        return [*own.prompts, *(text for text, _ in own.fills), *"\n".join(own.lines).splitlines()]
+
+    return next((own for own in EXAMPLES if all(map(known, texts(own)))), Examples())
+
+
+def with_masks(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """A text with the tokenizer's mask for a run of three or more underscores, `[MASK]` and `<mask>`."""
+    return _BLANK.sub(lambda _: tokenizer.mask_token, text)
 
 
 class Prompt(NamedTuple):
@@ -215,7 +270,7 @@ def read_prompt(
     Raises:
         ValueError: unless exactly one of text and length is given; for a text without blanks or with too many tokens.
     """
-    text = _text("text", text).strip()
+    text = text_of("text", text).strip()
     by_length = length is not None and number(length) != 0
     if text and by_length:
         raise ValueError("text and length were both given; clear the text or set the length to 0")
@@ -226,62 +281,15 @@ def read_prompt(
     unknown: list[str] = []
     if by_length:
         room = token_limit(model) - len(prefix) - len(suffix)
-        ids = [*prefix, *[mask] * _whole_number("length", length, 1, room), *suffix]
+        ids = [*prefix, *[mask] * whole_number("length", length, 1, room), *suffix]
     else:
-        text = _BLANK.sub(lambda _: tokenizer.mask_token, text)
+        text = with_masks(tokenizer, text)
         ids = token_ids(model, tokenizer, "text", text)
         if mask not in ids:
             raise ValueError("text has no blanks; write ___ or [MASK] where words are to be filled in")
         unknown = list(dict.fromkeys(unknown_of(tokenizer, text).parts))
     row = torch.tensor([ids])
     return Prompt(row, row == mask, unknown)
-
-
-def example_prompt(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """A text and a length to begin with, for `read_prompt`: no text where the tokenizer has no tokens for it."""
-    try:
-        known = not read_prompt(model, tokenizer, _EXAMPLE, 0).unknown
-    except ValueError:  # too long
-        known = False
-    return (_EXAMPLE, 0) if known else ("", 8)
-
-
-def example_lines(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Lines to begin with; "" where the tokenizer has no tokens for them."""
-    return "" if unknown_of(tokenizer, _EXAMPLE_LINES).parts else _EXAMPLE_LINES
-
-
-def read_settings(
-    prompt: Prompt, kernel: str, epochs: float | None, block_size: float | None, temperature: float | None,
-    seed: float | None,
-) -> dict:  # fmt: skip
-    """Settings of `generate` by name; those that the kernel has no use for are neither checked nor passed.
-
-    Raises:
-        ValueError: naming the field, for what is missing, no number or out of range.
-    """
-    check_choice("kernel", kernel, sampler_names())
-    settings = {
-        "kernel" if kernel in KERNELS else "decoder": kernel,
-        "num_epochs": _whole_number("epochs", epochs, 1, MAX_EPOCHS),
-    }
-    settings["seed"] = _whole_number("seed", seed, 0, 2**32 - 1)
-    if kernel in KERNELS:
-        blanks = int(prompt.free.sum())
-        settings["block_size"] = _whole_number("block size", block_size, 1, blanks, f" (there are {blanks} blanks)")
-    if "energy_temperature" not in settings_without_effect(kernel):
-        settings["energy_temperature"] = _number("temperature", temperature, 0.01, 100)
-    return settings
-
-
-def read_lines(text: str | None, most: int) -> list[str]:
-    """The lines of a text that are not blank, without spaces around them. Raises `ValueError` for none or too many."""
-    lines = [line.strip() for line in _text("text", text).splitlines() if line.strip()]
-    if not lines:
-        raise ValueError("there is nothing to score; type a text on each line")
-    if len(lines) > most:
-        raise ValueError(f"{len(lines)} lines were given; this page scores at most {most} at once")
-    return lines
 
 
 def token_limit(model: EnergyModel) -> int:
@@ -301,7 +309,7 @@ def token_ids(model: EnergyModel, tokenizer: PreTrainedTokenizerBase, name: str,
     return ids
 
 
-def _whole_number(name: str, value: float | None, low: int, high: int, why: str = "") -> int:
+def whole_number(name: str, value: float | None, low: int, high: int, why: str = "") -> int:
     """`value` as an int. Raises `ValueError` unless it is a whole number from `low` to `high`."""
     found = number(value)
     if found is None or not low <= found <= high or found != int(found):
@@ -309,7 +317,7 @@ def _whole_number(name: str, value: float | None, low: int, high: int, why: str 
     return int(found)
 
 
-def _number(name: str, value: float | None, low: float, high: float) -> float:
+def ranged_number(name: str, value: float | None, low: float, high: float) -> float:
     """`value` as a float. Raises `ValueError` unless it is a number from `low` to `high`."""
     found = number(value)
     if found is None or not low <= found <= high:
@@ -317,7 +325,7 @@ def _number(name: str, value: float | None, low: float, high: float) -> float:
     return found
 
 
-def _text(name: str, text: object) -> str:
+def text_of(name: str, text: object) -> str:
     if not isinstance(text, str | None):
         raise ValueError(f"{name} must be a text, got {shown(text)}")
     return text or ""

@@ -122,23 +122,32 @@ def empty(panel, label: str) -> None:
         panel.page.wait_for_timeout(500)
 
 
-def test_a_chain_is_sampled(page, tmp_path):
+def test_one_click_shows_chains_at_work(page, tmp_path):
     panel = tab(page, "Sample")
     expect(panel.get_by_label("Text with blanks")).to_have_value(PROMPT)  # there from the start
-    type_into(panel, "Epochs", "40")
     panel.get_by_role("button", name="Run").click()
-    chain, status, curve = (page.locator(f"#sample-{name}") for name in ("chain", "status", "curve"))
+    chains, status, curve = (page.locator(f"#sample-{name}") for name in ("chain", "status", "curve"))
     expect(status).to_contain_text("running: epoch")  # seen while it runs
-    expect(curve.locator("svg .mark-line path")).to_have_attribute("d", re.compile("M.+L.+"))
-    expect(status).to_contain_text("done: epoch 40 of 40")
-    expect(status).to_contain_text(re.compile(r"energy \d+\.\d\d nats · acceptance rate 0\.\d\d · novel rate 0\.\d\d"))
-    text = re.sub(r"\s+", " ", chain.inner_text())
-    assert re.search(r"and the [a-z]+ [a-z]+ unto the [a-z]+ of israel ?\.", text), text
+    expect(status).to_contain_text("done: epoch 20 of 20")
+    expect(status).to_contain_text(
+        re.compile(r"mean energy \d+\.\d\d nats · acceptance rate 0\.\d\d · novel rate 0\.\d\d · split R-hat \d\.\d\d")
+    )
+    text = re.sub(r"\s+", " ", chains.inner_text())
+    for number in range(1, 5):
+        assert re.search(rf"{number}\. and the [a-z]+ [a-z]+ unto the [a-z]+ of israel ?\.", text), text
     assert "just changed free" in text  # the legend
-    points = curve.locator("svg .mark-line path").get_attribute("d").count("L")
-    assert points == 40  # forty epochs after the start
+    expect(curve.locator("svg .mark-line path[d*=L]")).to_have_count(4)
+    points = curve.locator("svg .mark-line path").first.get_attribute("d").count("L")
+    assert points == 20  # twenty epochs after the start
     page.screenshot(path=tmp_path / "sample.png", full_page=True)
     assert (tmp_path / "sample.png").stat().st_size > 20_000
+    type_into(panel, "Chains", "1")
+    page.get_by_role("button", name="blessed are the").click()
+    expect(panel.get_by_label("Text with blanks")).to_have_value(re.compile("^blessed"))
+    panel.get_by_role("button", name="Run").click()
+    expect(chains).to_contain_text("blessed")
+    expect(status).to_contain_text(re.compile(r"done: epoch 20 of 20 · energy"))
+    expect(curve.locator("svg .mark-line path[d*=L]")).to_have_count(1)
 
 
 def test_a_run_is_stopped_and_the_next_one_starts(page):
@@ -201,6 +210,23 @@ def test_lines_are_scored_and_reranked(page, tmp_path):
     panel.get_by_label("energy per token").click()
     expect(tokens).not_to_contain_text(re.compile(r"light\s+god"))  # the best is shown again
     page.screenshot(path=tmp_path / "score.png", full_page=True)
+
+
+def test_fills_and_variants_are_tables(page, tmp_path):
+    panel = tab(page, "Fill together")
+    panel.get_by_role("button", name="Fill", exact=True).click()
+    expect(page.locator("#fill-status")).to_contain_text("probabilities are exact")
+    expect(page.locator("#fill-table")).to_contain_text("judah · judah")
+    expect(page.locator("#fill-marginals td")).to_have_count(8)
+    panel.get_by_label("each by itself").click()
+    expect(panel.get_by_label("Temperature")).to_be_disabled()
+    panel = tab(page, "Variants")
+    panel.get_by_role("button", name="Score variants").click()
+    expect(page.locator("#variants-map td")).to_have_count(26 * 5)
+    cell = page.locator("#variants-map td").filter(has_text="10.0")
+    expect(cell).to_have_css("background-color", re.compile(r"rgba\(37, 99, 235"))
+    expect(page.locator("#variants-table")).to_contain_text("l1o")
+    page.screenshot(path=tmp_path / "variants.png", full_page=True)
 
 
 @pytest.mark.parametrize(

@@ -8,41 +8,59 @@ import torch
 from transformers import EsmTokenizer
 
 from hf_ebm import EnergyModel
-from hf_ebm.assets import load_embedded
+from hf_ebm.assets import load_embedded, load_embedded_pronunciation
 from hf_ebm.demo.comparison import CHAINS, compare_kernels
-from hf_ebm.demo.components import (
+from hf_ebm.demo.components import MAX_TOKENS, Examples, Runs, examples_for, read_prompt, token_texts
+from hf_ebm.demo.filling import MAX_BLANKS, MAX_WORDS, fill_rows, fill_status, marginals_map, read_fill
+from hf_ebm.demo.sampling import (
     BLANK,
+    CHAIN_CURVES,
     CHANGED,
-    ENERGY_COLORS,
     MAX_EPOCHS,
-    MAX_TOKENS,
-    Runs,
     chain_spans,
-    energy_spans,
-    example_lines,
-    example_prompt,
-    read_prompt,
+    chains_spans,
+    curve_frame,
+    energy_points,
+    later_r_hat,
     read_settings,
-    token_texts,
+    status_line,
+    watch_chains,
 )
-from hf_ebm.demo.sampling import energy_points, watch_chain
-from hf_ebm.demo.scoring import HEADERS, MAX_LINES, as_local, check_lines, score_lines, sort_lines, table_rows
+from hf_ebm.demo.scoring import (
+    ENERGY_COLORS,
+    HEADERS,
+    MAX_LINES,
+    MAX_REFERENCE,
+    as_local,
+    check_lines,
+    energy_spans,
+    read_scan,
+    score_lines,
+    sort_lines,
+    substitutions_map,
+    table_rows,
+    variant_rows,
+)
 from hf_ebm.sampling.configuration import sampler_names
+from hf_ebm.sampling.output import energy_diagnostics
 from hf_ebm.scoring.rows import BadLogitsError
 from tests.docs.hub_models import HUB_MODELS
 from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer
 
 
+def small_pair(kind="wordpiece"):
+    tokenizer = small_tokenizer(kind)
+    return small_model(tokenizer), tokenizer
+
+
 @pytest.fixture(params=KINDS)
 def any_pair(request):
-    tokenizer = small_tokenizer(request.param)
-    return small_model(tokenizer), tokenizer
+    return small_pair(request.param)
 
 
 @pytest.fixture(scope="module")
 def pair():
-    tokenizer = small_tokenizer("wordpiece")
-    return small_model(tokenizer), tokenizer
+    return small_pair()
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +73,10 @@ def settings_of(prompt, kernel="metropolis_hastings", epochs=6, block_size=1, te
     return read_settings(prompt, kernel, epochs, block_size, temperature, seed)
 
 
-def watched(pair, text="the ___ sat on [MASK] ___", stop=None, **settings):
+def watched(pair, text="the ___ sat on [MASK] ___", chains=1, **settings):
     prompt = read_prompt(*pair, text, 0)
-    return prompt, list(watch_chain(pair[0], prompt, settings_of(prompt, **settings), stop or threading.Event()))
+    own = settings_of(prompt, **settings) | ({"num_chains": chains} if chains > 1 else {})
+    return prompt, own, list(watch_chains(pair[0], prompt, own, threading.Event()))
 
 
 # --- prompts ---
@@ -74,15 +93,21 @@ def test_every_way_to_write_a_blank_is_one_mask(any_pair):
 
 def test_what_the_fields_begin_with(tmp_path):
     model, tokenizer = load_embedded()
-    prompt = read_prompt(model, tokenizer, *example_prompt(model, tokenizer))
-    assert int(prompt.free.sum()) == 3 and not prompt.unknown
-    lines = score_lines(model, tokenizer, check_lines(model, tokenizer, example_lines(tokenizer)))
-    assert lines[0].energy < lines[1].energy
+    own = examples_for(model, tokenizer)
+    assert [int(read_prompt(model, tokenizer, text, 0).free.sum()) for text in own.prompts] == [3, 3, 5]
+    for text, words in own.fills:
+        assert read_fill(model, tokenizer, text, words, "any words", "together", 1).unknown == []
+    for group in own.lines:
+        lines = score_lines(model, tokenizer, check_lines(model, tokenizer, group))
+        assert lines[0].energy == min(line.energy for line in lines)
+    phonemes = examples_for(*load_embedded_pronunciation()[:2])
+    assert phonemes.prompts[0].startswith("p h o n e") and phonemes.references == ()
     for part in HUB_MODELS["facebook/esm2_t12_35M_UR50D"]():  # of proteins: it has no tokens for words
         part.save_pretrained(tmp_path)
     model, tokenizer = EnergyModel.from_pretrained(tmp_path), EsmTokenizer.from_pretrained(tmp_path)
-    assert example_prompt(model, tokenizer) == ("", 8) and example_lines(tokenizer) == ""
-    assert int(read_prompt(model, tokenizer, "", 8).free.sum()) == 8
+    own = examples_for(model, tokenizer)
+    assert int(read_prompt(model, tokenizer, own.prompts[0], 0).free.sum()) == 2
+    assert examples_for(*small_pair()) == Examples()  # as it has no tokens for any
 
 
 def test_a_length_is_what_generate_makes_of_it(pair):
@@ -200,32 +225,53 @@ def test_spans_of_energies(pair):
 # --- a chain, watched ---
 
 
-@pytest.mark.parametrize("kernel", ["metropolis_hastings", "gibbs"])
-def test_what_is_watched_is_what_generate_does(pair, kernel):
-    prompt, views = watched(pair, kernel=kernel)
-    expected = pair[0].generate(prompt.ids, **settings_of(prompt, kernel))
-    assert views[0].ids == prompt.ids[0].tolist() and not any(views[0].changed)
-    assert views[-1].ids == expected.sequences[0].tolist()
-    assert views[-1].energies[1:] == pytest.approx(expected.trace.energy[0].tolist(), abs=1e-4)
-    assert len(views[-1].energies) == 7  # the start, and six epochs
+@pytest.mark.parametrize("kernel,chains", [("metropolis_hastings", 3), ("gibbs", 1)])
+def test_what_is_watched_is_what_generate_does(pair, kernel, chains):
+    prompt, settings, views = watched(pair, kernel=kernel, chains=chains, epochs=8)
+    expected = pair[0].generate(prompt.ids, **settings)
+    assert views[0].ids == prompt.ids.tolist() * chains and not any(map(any, views[0].changed))
+    assert views[-1].ids == expected.sequences.tolist()
+    torch.testing.assert_close(
+        torch.tensor(views[-1].energies[1:]).T.double(), expected.trace.energy, atol=1e-4, rtol=0
+    )
+    assert len(views[-1].energies) == 9  # the start, and eight epochs
     assert torch.equal(views[-1].output.trace.novel_rate, expected.trace.novel_rate)
     for before, after in itertools.pairwise(views):
-        differs = [old != new for old, new in zip(before.ids, after.ids, strict=True)]
-        assert all(marked or not different for marked, different in zip(after.changed, differs, strict=True))
+        differs = torch.tensor(before.ids) != torch.tensor(after.ids)
+        assert bool((torch.tensor(after.changed) | ~differs).all())
     assert all(view.output is None for view in views[:-1])
+    spans = chains_spans(*pair, views[-1], prompt.free[0].tolist())
+    assert "".join(text for text, _ in spans).count("\n") == chains - 1
+    frame = curve_frame(kernel, views[-1].energies, 8)
+    assert frame.chain[: 9 * chains].tolist() == [str(1 + number // 9) for number in range(9 * chains)]
+    assert frame.energy[9 * chains - 1] == views[-1].energies[-1][-1] and frame.energy.notna().sum() == 9 * chains
+    assert sorted(set(frame.chain)) == list(CHAIN_CURVES)  # or the plot would keep too few colours
+    told = status_line(views[-1], settings)
+    assert told.startswith(f"done: epoch 8 of 8 · {'mean ' * (chains > 1)}energy **") and ("R-hat" in told) == (
+        chains > 1
+    )
+
+
+def test_r_hat_is_of_the_later_half():
+    energies = torch.randn(3, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    energies[:, :10] += torch.arange(3)[:, None] * 50
+    assert later_r_hat(energies) == energy_diagnostics(energies[:, 10:]).r_hat < 1.5
+    assert later_r_hat(energies[:1]) is None and later_r_hat(energies[:, :7]) is not None
+    assert later_r_hat(energies[:, :6]) is None and later_r_hat(energies * 0) is None
 
 
 def test_a_decoder_has_one_view_and_one_energy(pair):
-    prompt, views = watched(pair, kernel="mask_predict")
+    prompt, _, views = watched(pair, kernel="mask_predict")
     expected = pair[0].generate(prompt.ids, decoder="mask_predict", num_epochs=6)
-    assert views[-1].ids == expected.sequences[0].tolist()
-    assert views[-1].energies == pytest.approx(expected.energies[0].tolist(), abs=1e-4)
+    assert views[-1].ids == expected.sequences.tolist()
+    assert views[-1].energies == [pytest.approx(expected.energies[0].tolist(), abs=1e-4)]
+    assert curve_frame("mask_predict", views[-1].energies, 6).dropna().epoch.tolist() == [0, 6]
 
 
 def test_a_stopped_chain_has_the_output_so_far(pair):
     prompt = read_prompt(*pair, "the ___ sat on [MASK] ___", 0)
     stop = threading.Event()
-    for view in watch_chain(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop):
+    for view in watch_chains(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop):
         if len(view.energies) > 2:
             stop.set()
     done = view.output.trace.energy.shape[1]
@@ -235,7 +281,7 @@ def test_a_stopped_chain_has_the_output_so_far(pair):
 def test_a_chain_that_nobody_watches_ends(pair):
     prompt = read_prompt(*pair, "the ___ sat", 0)
     before = set(threading.enumerate())
-    views = watch_chain(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop := threading.Event())
+    views = watch_chains(pair[0], prompt, settings_of(prompt, epochs=MAX_EPOCHS), stop := threading.Event())
     next(views)
     views.close()
     assert stop.is_set()
@@ -250,7 +296,7 @@ def test_errors_of_the_run_arrive(pair):
     model.mlm.lm_head.bias.data.fill_(torch.nan)
     prompt = read_prompt(model, tokenizer, "the ___ sat", 0)
     with pytest.raises(BadLogitsError):
-        list(watch_chain(model, prompt, settings_of(prompt), threading.Event()))
+        list(watch_chains(model, prompt, settings_of(prompt), threading.Event()))
 
 
 def test_a_session_stops_its_own_run():
@@ -357,6 +403,86 @@ def test_raw_energies_have_the_local_pseudo_perplexity(raw_pair, pair):
 def test_lines_that_are_refused(pair, text, message):
     with pytest.raises(ValueError, match=message):
         check_lines(*pair, text)
+
+
+# --- fills ---
+
+
+def test_fills_of_the_tab_are_those_of_fill(pair):
+    model, tokenizer = pair
+    order = read_fill(*pair, "the ___ sat on <mask>", " cat, dog,mat,", "different words", "together", 0.5)
+    assert order.settings == {
+        "reading": "joint", "words": ["cat", "dog", "mat"], "temperature": 0.5, "different": [0, 1]
+    }  # fmt: skip
+    found = model.fill(order.text, tokenizer, 3, **order.settings)
+    rows, best = fill_rows(found), found.fills[0][0]
+    assert rows[0] == [" · ".join(best.token_strs), f"{best.probability:.4f}", f"{best.energy:.2f}"] and len(rows) == 3
+    cells = marginals_map(found).split("</td>")
+    assert len(cells) == 7 and all(f"{word.probability:.2f}" in "".join(cells) for word in found.marginals[0][1])
+    assert "exact" in fill_status(found)
+    alone = read_fill(*pair, "the ___ ☃", "", "the same word", "each by itself", None)
+    assert alone.settings == {"reading": "independent", "words": None} and alone.unknown == ["☃"]
+    found = model.fill("the [MASK] sat on [MASK]", tokenizer, 3, method="chains", row_limit=64)
+    assert " ± " in fill_rows(found)[0][1] and "R-hat" in fill_status(found)
+    found = model.fill("the [MASK] sat on [MASK]", tokenizer, 3, method="candidates", row_limit=8)
+    assert f"**{float(found.left_out):.3f}**" in fill_status(found)
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (("the cat", "", "any words", "together", 1), "text must have 1 to"),
+        (("___ " * (MAX_BLANKS + 1), "", "any words", "together", 1), f"got {MAX_BLANKS + 1}; more fit under Sample"),
+        (("the ___", "a," * (MAX_WORDS + 1), "any words", "together", 1), f"{MAX_WORDS + 1} words were given"),
+        (("the ___", 3, "any words", "together", 1), "words must be a text, got 3"),
+        (("the ___", "", "none", "together", 1), "the blanks hold must be one of"),
+        (("the ___", "", "any words", "joint", 1), "filled must be one of"),
+        (("the ___", "", "any words", "together", 0), "temperature must be a number from 0.01 to 100, got 0"),
+    ],
+)
+def test_fills_that_are_refused(pair, given, message):
+    with pytest.raises(ValueError, match=message):
+        read_fill(*pair, *given)
+
+
+# --- variants ---
+
+
+def test_the_heat_map_is_of_all_substitutions():
+    model, tokenizer = load_embedded()
+    assert read_scan("a1b", "ab:2", "", "joint").variants == ["a1b", "b3a"]  # a digit keeps its place
+    scan = read_scan("a b", "abca", "", "masked_marginals")
+    assert scan.variants == ["a1b", "a1c", "b2a", "b2c"] and scan.letters == "abc"
+    scores = model.score_variants(scan.reference, scan.variants, tokenizer).scores.tolist()
+    cells = [part.split(">")[-1] for part in substitutions_map(scan, scores).split("</td>")[:-1]]
+    shown = [f"{round(score, 1) + 0.0:.1f}" for score in scores]
+    assert cells == ["", shown[2], shown[0], "", shown[1], shown[3]]
+    best = max(range(4), key=scores.__getitem__)
+    assert variant_rows(scan, scores)[0] == [scan.variants[best], f"{scores[best]:+.2f}"]
+    listed = read_scan("ab", "ab", "a1b:b2a\n", "joint_log_prob")
+    assert listed.variants == ["a1b", "b2a", "a1b:b2a"] and listed.allowed == "ab"
+    assert variant_rows(listed, [1.0, 2.0, -3.0]) == [["a1b:b2a", "-3.00"]]
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (("", "ab", "", "joint"), "reference must have 1 to 64 letters, got 0"),
+        (("a" * (MAX_REFERENCE + 1), "ab", "", "joint"), "got 65"),
+        (("abc", "", "", "joint"), "letters one or more"),
+        (("aa", "a1:", "", "joint"), "there is nothing to score"),
+        (("a" * 64, "abcdefghij", "", "pseudo_likelihood_ratio"), "would take up to 36,864 masked rows"),
+        (("abcd", "abcdefghijk", "a1b:b2a:c3d:d4a", "joint_log_prob"), "would take up to 5,328 masked rows"),
+        (("abc", "ab", "", "best"), "scheme must be one of"),
+        (("abc", "ab", "a1b\n" * 40, "joint"), "40 lines were given"),
+    ],
+)
+def test_scans_that_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        read_scan(*given)
+
+
+# --- scores, refused ---
 
 
 def test_sorting_by_something_else_is_refused(pair):

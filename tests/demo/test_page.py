@@ -1,24 +1,76 @@
 """The page and its command: what is refused before anything is served, and nothing public by default."""
 
 import inspect
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
 from hf_ebm import EnergyModel
+from hf_ebm.assets import load_embedded
 from hf_ebm.cli.main import main
-from hf_ebm.demo import build_demo
-from hf_ebm.demo.components import fields_of_kernel, shows_errors
+from hf_ebm.demo import TABS, build_demo
+from hf_ebm.demo.components import shows_errors
+from hf_ebm.demo.sampling import fields_of_kernel
 from tests.conftest import tiny_mlm
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 
-def test_the_page_has_its_tabs_and_sends_nothing():
+@pytest.fixture(scope="module")
+def page():
     tokenizer = small_tokenizer("wordpiece")
-    page = build_demo(small_model(tokenizer), tokenizer)
+    return build_demo(small_model(tokenizer), tokenizer)
+
+
+def clicked(page, name, *values):
+    """What a button's handler yields for the values of its fields; an error is one on the page."""
+    event = next(event for event in page.fns.values() if event.api_name == name)
+    own = [request] if "request" in inspect.signature(event.fn).parameters else []
+    found = list(event.fn(*values, *own))
+    assert len(values) == len(event.inputs) and all(len(one) == len(event.outputs) for one in found)
+    return found
+
+
+request = SimpleNamespace(session_hash="mine")
+FIELDS = {
+    "sample": ["the ___ sat", 0, "gibbs", 2, 4, 1, 1, 0],
+    "fill": ["the ___ sat", "cat, dog", "any words", "together", 1],
+    "score": ["the cat", "energy"],
+    "compare": ["the ___ sat", 0, 2, 1, 1, 0],
+}
+
+
+def test_the_page_has_its_tabs_and_sends_nothing(page):
     assert isinstance(page, gr.Blocks) and not page.analytics_enabled
     labels = [block.label for block in page.blocks.values() if isinstance(block, gr.Tab)]
-    assert labels == ["Sample", "Compare kernels", "Score and rerank"]
+    assert labels == list(TABS) and len(TABS) == 5
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_button_ends_with_something_shown(page, name):
+    *_, last = clicked(page, name, *FIELDS[name])
+    assert all(last)
+
+
+def test_substitutions_are_shown_as_a_heat_map():
+    page = build_demo(*load_embedded())
+    status, shown, rows = clicked(page, "score_variants", "light", "ab", "", "masked_marginals")[-1]
+    assert status.startswith("10 variants scored · 5 masked rows") and shown.count("<td") == 10 and len(rows) == 8
+
+
+@pytest.mark.parametrize(
+    "name,values,message",
+    [
+        ("sample", ["the ___", 0, "gibbs", 9, 4, 1, 1, 0], "chains must be a whole number from 1 to 8, got 9"),
+        ("fill", ["the cat", "", "any words", "together", 1], "text must have 1 to 4 blanks"),
+        ("fill", ["the ___", "☃", "any words", "together", 1], "words: "),
+        ("score_variants", ["a☃", "ab", "", "joint"], "no token for the letter"),
+        ("score_variants", ["", "ab", "", "joint"], "reference must have"),
+    ],
+)
+def test_refusals_are_messages_on_the_page(page, name, values, message):
+    with pytest.raises(gr.Error, match=message):
+        clicked(page, name, *values)
 
 
 def test_models_that_the_page_cannot_show():
@@ -54,13 +106,13 @@ def test_mistakes_become_messages_without_markup():
 @pytest.mark.parametrize(
     "kernel,usable",
     [
-        ("metropolis_hastings", [True, True, True]),
-        ("gibbs", [True, False, True]),
-        ("mask_predict", [False, False, False]),
+        ("metropolis_hastings", [True, True, True, True, True]),
+        ("gibbs", [True, True, True, False, True]),
+        ("mask_predict", [False, True, False, False, False]),
     ],
 )
 def test_fields_without_effect_cannot_be_typed_into(kernel, usable):
-    assert [update["interactive"] for update in fields_of_kernel(kernel)[1:]] == usable
+    assert [update["interactive"] for update in fields_of_kernel(kernel)] == usable
 
 
 def test_the_command_serves_on_this_machine_and_shares_nothing(monkeypatch):
