@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import gradio as gr
 import pandas as pd
@@ -102,7 +103,7 @@ def sampling_tab(page: Page) -> None:
                 plot = gr.skip()
                 if len(view.energies) != drawn:
                     # An update, as skipping is one: going from a plain value to an update and back breaks the plot.
-                    named = {} if drawn else {"colors_in_legend": list(CHAIN_CURVES)[: len(view.ids)]}
+                    named: dict[str, Any] = {} if drawn else {"colors_in_legend": list(CHAIN_CURVES)[: len(view.ids)]}
                     plot = gr.update(value=curve_frame(kernel, view.energies, settings["num_epochs"]), **named)
                     drawn = len(view.energies)
                 yield spans, status_line(view, settings), plot
