@@ -19,7 +19,7 @@ class DemoArguments(MaskedModelArguments):
 
 @command(lambda: [DemoArguments])
 def demo(arguments: DemoArguments) -> None:
-    """`hf-ebm demo`: a page in the browser that samples, compares kernels and scores texts. Stop it with Ctrl-C."""
+    """`hf-ebm demo`: a page in the browser that samples, fills, scores texts and variants. Stop it with Ctrl-C."""
     if not 1 <= arguments.port <= 65535:
         raise ValueError(f"port must be from 1 to 65535, got {arguments.port}")
     _check_free(arguments.host, arguments.port)

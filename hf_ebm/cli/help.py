@@ -21,7 +21,7 @@ COMMANDS = {
     "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "scoring"),
     "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
     "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
-    "demo": ("a page in the browser that samples, compares kernels and scores texts", "demo"),
+    "demo": ("a page in the browser that samples, fills, scores texts and variants", "demo"),
     "train": (
         "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",
         "train",

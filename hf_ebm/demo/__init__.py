@@ -38,10 +38,11 @@ _ONE_AT_A_TIME = {"concurrency_id": "model", "concurrency_limit": 1}
 # Gradio shows a field that can't be typed into like any other, and marks tokens in the dark with too little contrast.
 _STYLE = """<style>
 input:disabled {opacity: 0.4 !important; cursor: not-allowed !important}
+.dark .textspan * {color: white !important}
 .heat-map {overflow-x: auto}
 .heat-map table {width: auto; font-size: 12px; font-variant-numeric: tabular-nums}
-.heat-map caption {text-align: left; padding-bottom: 6px}
-.heat-map :is(th, td) {padding: 1px 5px !important; text-align: right}
+.heat-map caption {text-align: left; white-space: nowrap; padding-bottom: 6px}
+.heat-map :is(th, td) {padding: 1px 4px !important; text-align: right}
 .heat-map * {border-color: var(--border-color-primary) !important}
 </style>"""
 

@@ -220,9 +220,9 @@ EXAMPLES = (
     ),
     *map(_proteins, ("", " ")),
     Examples(
-        ("CC(=O)O.OCC>>CC(=O)___CC", "CC(=O)___.OCC>>CC(=O)OCC"),
-        (("CC(=O)___.OCC>>CC(=O)___CC", "O, N, S, C"),),
-        ("CC(=O)O.OCC>>CC(=O)OCC\nCC(=O)O.OCC>>CC(=O)NCC",),
+        ("CC(=O)___.OCC>>CC(=O)OCC", "CC(=O)Cl.NCc1ccccc1>>CC(=O)___Cc1ccccc1"),
+        (("CC(=O)Cl.___Cc1ccccc1>>CC(=O)___Cc1ccccc1", "N, O, S, C"), ("CC(=O)___.OCC>>CC(=O)OCC", "")),
+        ("CC(=O)Cl.NCc1ccccc1>>CC(=O)NCc1ccccc1\nCC(=O)Cl.NCc1ccccc1>>CC(=O)OCc1ccccc1",),
         (("CC(=O)Oc1ccccc1C(=O)O", "CNOSFcnos"),),
     ),
 )

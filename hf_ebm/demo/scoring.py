@@ -307,24 +307,25 @@ def variant_rows(scan: Scan, scores: Sequence[float]) -> list[list]:
 def substitutions_map(scan: Scan, scores: Sequence[float]) -> str:
     """The heat map of all single substitutions: a row a letter, a column a position."""
     by_name = dict(zip(scan.variants, scores, strict=True))
-    columns = [f"{letter}{at}" for at, letter in enumerate(scan.reference, 1)]
-    values = [[by_name.get(f"{column}{letter}") for column in columns] for letter in scan.letters]
+    sites = list(enumerate(scan.reference, 1))
+    values = [[by_name.get(f"{letter}{at}{new}") for at, letter in sites] for new in scan.letters]
+    columns = [f"{letter}\n{at}" for at, letter in sites]
     return heat_map("Scores of single substitutions, nats", list(scan.letters), columns, values)
 
 
 def heat_map(title: str, rows: list[str], columns: list[str], values: list[list[float | None]]) -> str:
     """A table in HTML whose cells are blue above 0 and red below, the stronger the further from it; `None` is empty."""
     most = max((abs(value) for row in values for value in row if value is not None), default=0.0) or 1.0
+    digits = 0 if most >= 10 else 1 if most >= 1.5 else 2
 
     def cell(value: float | None) -> str:
         if value is None:
             return "<td></td>"
         color = "37, 99, 235" if value >= 0 else "220, 38, 38"
-        digits = 1 if most >= 2 else 2
         number = f"{round(value, digits) + 0.0:.{digits}f}"  # never -0.0
         return f'<td style="background: rgba({color}, {abs(value) / most * 0.7:.2f})">{number}</td>'
 
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in ["", *columns])
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in ["", *columns]).replace("\n", "<br>")
     body = "".join(
         f"<tr><th>{html.escape(name)}</th>{''.join(map(cell, row))}</tr>"
         for name, row in zip(rows, values, strict=True)

@@ -455,7 +455,8 @@ def test_the_heat_map_is_of_all_substitutions():
     assert scan.variants == ["a1b", "a1c", "b2a", "b2c"] and scan.letters == "abc"
     scores = model.score_variants(scan.reference, scan.variants, tokenizer).scores.tolist()
     cells = [part.split(">")[-1] for part in substitutions_map(scan, scores).split("</td>")[:-1]]
-    shown = [f"{round(score, 1) + 0.0:.1f}" for score in scores]
+    shown = [f"{score:.1f}" for score in scores]
+    assert 1.5 < max(map(abs, scores)) < 10  # so that a digit is shown
     assert cells == ["", shown[2], shown[0], "", shown[1], shown[3]]
     best = max(range(4), key=scores.__getitem__)
     assert variant_rows(scan, scores)[0] == [scan.variants[best], f"{scores[best]:+.2f}"]
