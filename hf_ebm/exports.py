@@ -3,6 +3,7 @@
 from hf_ebm.exact import ExactDistribution, enumerate_distribution
 from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
+from hf_ebm.models.energy.expert_energy import ExpertEnergy
 from hf_ebm.models.lstm import (
     BiLSTMForMaskedLM,
     BiLSTMMaskedLMConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "EnergyModel",
     "EnergyOutput",
     "ExactDistribution",
+    "ExpertEnergy",
     "JointGenerationConfig",
     "JointGenerationOutput",
     "LSTMCache",

@@ -10,6 +10,7 @@ from tokenizers import processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertTokenizer,
     DistilBertConfig,
     DistilBertForSequenceClassification,
     EsmConfig,
@@ -23,7 +24,8 @@ from transformers import (
 
 from tests.models.tokenizers_for_tests import small_tokenizer
 
-_AMINO_ACIDS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+_LETTERS = "LAGVSERTIDPKQNFYMHWCXBUZO"
+_AMINO_ACIDS = ["<cls>", "<pad>", "<eos>", "<unk>", *_LETTERS, *".-", "<null_1>", "<mask>"]
 _SIZE = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
 
 
@@ -49,6 +51,14 @@ def _esm():
     return EsmForMaskedLM(config), tokenizer
 
 
+def _prot_bert():
+    """It reads letters with spaces between them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_LETTERS]))
+        tokenizer = BertTokenizer.from_pretrained(folder, do_lower_case=False)
+    return BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **_SIZE)), tokenizer
+
+
 def _gpt2():
     tokenizer = small_tokenizer("bytes")
     tokenizer._tokenizer.post_processor = processors.ByteLevel()  # nothing stands around a text
@@ -69,6 +79,7 @@ HUB_MODELS = {
     "bert-base-uncased": _bert,
     "roberta-base": _roberta,
     "facebook/esm2_t12_35M_UR50D": _esm,
+    "Rostlab/prot_bert": _prot_bert,
     "gpt2": _gpt2,
     "distilbert-base-uncased-finetuned-sst-2-english": _sentiment,
 }
