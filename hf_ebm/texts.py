@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -17,6 +18,8 @@ logger = logging.get_logger(__name__)
 Rows = list[list[int]]
 UNKNOWN_TOKENS = ("warn", "error", "ignore")
 _ROWS_TOLD = 5
+# What WordPiece marks pieces with that go on, and byte-level BPE and SentencePiece those that begin.
+_MARKS = ("##", "Ġ", "▁")
 
 
 def as_texts(name: str, texts: Iterable[str] | str | os.PathLike) -> list[str]:
@@ -96,6 +99,50 @@ def _framing(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
     raise ValueError("tokenizer must have a token that isn't special, got none")
+
+
+def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Tensor | None:
+    """(V,) bool: the tokens that begin a word, where WordPiece, byte-level BPE or SentencePiece marks them.
+
+    Example:
+        >>> from hf_ebm.assets import load_embedded
+        >>> _, tokenizer = load_embedded()
+        >>> starts = word_starts(tokenizer, len(tokenizer))
+        >>> starts[tokenizer.convert_tokens_to_ids(["king", "##s"])]
+        tensor([ True, False])
+    """
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))]
+    tokens += [""] * (vocab_size - len(tokens))
+    if any(token.startswith(_MARKS[0]) for token in tokens):
+        return torch.tensor([not token.startswith(_MARKS[0]) for token in tokens])
+    marked = torch.tensor([token.startswith(_MARKS[1:]) for token in tokens])
+    return marked if bool(marked.any()) else None
+
+
+def word_ids(
+    tokenizer: PreTrainedTokenizerBase,
+    row: int,
+    word: str,
+    texts: tuple[str, ...] | None,
+    ids: tuple[list[int], list[int]],
+) -> list[int]:
+    """Ids of a word that stands between two texts; of the word alone, where it is a token or changes what is around.
+
+    Args:
+        texts: before and after it; `None` where they aren't known.
+        ids: those of the row before and after it.
+    """
+    vocabulary, (before, after) = tokenizer.get_vocab(), ids
+    if word in vocabulary and word.startswith(_MARKS):
+        return [vocabulary[word]]
+    if texts is not None:
+        whole = list(tokenized(tokenizer, "texts", row, word.join(texts))["input_ids"])
+        stop = len(whole) - len(after)
+        if whole[: len(before)] == before and stop > len(before) and whole[stop:] == after:
+            return whole[len(before) : stop]
+    if word in vocabulary:
+        return [vocabulary[word]]
+    return list(tokenized(tokenizer, "words", row, word, add_special_tokens=False)["input_ids"])
 
 
 class Unknown(NamedTuple):

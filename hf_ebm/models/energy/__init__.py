@@ -5,7 +5,7 @@
 - `scoring_energy`: energies of texts; `mutations_energy`: scores of variants of a sequence;
 - `generation_energy`, `chains`, `saved_runs`: sampling, with what callers ask for as chains, and runs in files;
 - `conditional_energy`: targets of sources; `custom_generate`: sampling as a `generate` of Transformers' own models;
-- `blank_rows`, `blanks`: what may fill the blanks of a row; `fill_energy`, `fill_methods`: the likeliest fills of all;
+- `blanks`: which blanks rows have, and what may fill them; `fill_energy`: the likeliest fills of all;
 - `pair_energy`: joint distributions of two blanks.
 """
 

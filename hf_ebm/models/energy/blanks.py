@@ -1,25 +1,32 @@
-"""Blanks of a row and what may fill them: words, numbers of pieces, and blanks that are equal, as spaces of fills."""
+"""Blanks of rows that callers give, and what may fill them: words, numbers of pieces, and blanks that are equal, as
+spaces of fills.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_ebm.checks import listed, shown, whole, wholes
+from hf_ebm.checks import as_ids, as_mask, listed, shown, whole, wholes
+from hf_ebm.model_facts import limit_of
+from hf_ebm.models.energy.chains import proposal_support
+from hf_ebm.models.energy.encoding import check_encoded, encode_plain
+from hf_ebm.models.energy.inputs import by_row, check_inputs, context_of
+from hf_ebm.sampling.target import ExtraEnergy, Target
 from hf_ebm.scoring.joint_fills import FillSpace, Slot
-from hf_ebm.texts import tokenized
+from hf_ebm.scoring.rows import Runner
+from hf_ebm.texts import as_texts, report_unknown, word_ids, word_starts
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
 
-# What WordPiece marks pieces with that go on, and byte-level BPE and SentencePiece those that begin.
-_MARKS = ("##", "Ġ", "▁")
 # Choices of numbers of pieces for a row.
 _MOST_LAYOUTS = 64
 
@@ -136,6 +143,14 @@ class Layout(NamedTuple):
     conditions: list[Callable[[Tensor], Tensor]]
     texts_are_read: bool
 
+    def further(self, runner: Runner, energy: str, extra: tuple[ExtraEnergy, ...]) -> Callable[[Tensor], Tensor] | None:
+        """Extra energies and conditions as one function of ids; `None` where there are none."""
+        extra = (*extra, *((1.0, condition) for condition in self.conditions))
+        if not extra:
+            return None
+        nothing, free = torch.zeros(1, dtype=torch.long), torch.zeros_like(self.space.ids[None], dtype=torch.bool)
+        return Target(runner, energy, free, nothing, nothing, free[0], None, extra).extra_energy
+
 
 def layouts_of(
     model: EnergyModel,
@@ -178,7 +193,7 @@ def layouts_of(
         raise ValueError(
             f"pieces: row {row} could be laid out in {len(chosen)} ways, at most {_MOST_LAYOUTS} are tried"
         )
-    starts = _word_starts(tokenizer, len(support)) if rules.pieces is not None else None
+    starts = word_starts(tokenizer, len(support)) if rules.pieces is not None else None
     found = []
     for numbers in chosen:
         free = [_pieces_of(number, given, support.cpu(), starts) for number, given in zip(numbers, pieces, strict=True)]
@@ -300,16 +315,6 @@ def _matches(pattern: re.Pattern[str], tokenizer: PreTrainedTokenizerBase) -> Ca
     return pattern_holds
 
 
-def _word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Tensor | None:
-    """(V,) bool: the tokens that begin a word, where WordPiece, byte-level BPE or SentencePiece marks them."""
-    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(list(range(min(vocab_size, len(tokenizer)))))]
-    tokens += [""] * (vocab_size - len(tokens))
-    if any(token.startswith(_MARKS[0]) for token in tokens):
-        return torch.tensor([not token.startswith(_MARKS[0]) for token in tokens])
-    marked = torch.tensor([token.startswith(_MARKS[1:]) for token in tokens])
-    return marked if bool(marked.any()) else None
-
-
 def _tuples(
     tokenizer: PreTrainedTokenizerBase,
     row: int,
@@ -322,21 +327,13 @@ def _tuples(
 ) -> list[tuple[int, ...]]:
     """Tokens of each word where the blank is. Raises `ValueError` for a word that has none."""
     parts = [] if text is None else text.split(tokenizer.mask_token)
-    in_place = len(parts) == len(at) + 1
-    before, after, vocabulary = ids[: at[blank]], ids[at[blank] + 1 :], tokenizer.get_vocab()
+    around = (ids[: at[blank]], ids[at[blank] + 1 :])
+    texts = None
+    if len(parts) == len(at) + 1:
+        texts = tuple(str(tokenizer.mask_token).join(own) for own in (parts[: blank + 1], parts[blank + 1 :]))
     found = []
     for word in words:
-        pieces = [vocabulary[word]] if word in vocabulary and word.startswith(_MARKS) else None
-        if pieces is None and in_place:
-            start, end = (tokenizer.mask_token.join(own) for own in (parts[: blank + 1], parts[blank + 1 :]))
-            whole_row = list(tokenized(tokenizer, "texts", row, start + word + end)["input_ids"])
-            stop = len(whole_row) - len(after)
-            if whole_row[: len(before)] == before and stop > len(before) and whole_row[stop:] == after:
-                pieces = whole_row[len(before) : stop]
-        if pieces is None and word in vocabulary:
-            pieces = [vocabulary[word]]
-        if pieces is None:
-            pieces = list(tokenized(tokenizer, "words", row, word, add_special_tokens=False)["input_ids"])
+        pieces = word_ids(tokenizer, row, word, texts, around)
         if not pieces or max(pieces) >= len(support) or not bool(support[torch.tensor(pieces)].all()):
             raise ValueError(
                 f"words: {word!r} of row {row}, blank {blank} has no tokens that may be proposed; its tokens are "
@@ -344,3 +341,96 @@ def _tuples(
             )
         found.append(tuple(pieces))
     return list(dict.fromkeys(found))
+
+
+class BlankRow(NamedTuple):
+    """One row.
+
+    Attributes:
+        layouts: every way to lay out its blanks.
+        source: (1, S) ids that an encoder-decoder model conditions on.
+        further_inputs: what else the model reads, by name.
+    """
+
+    layouts: list[Layout]
+    source: Tensor | None
+    further_inputs: dict[str, int]
+
+    @property
+    def can_be_chained(self) -> bool:
+        """Whether chains of single tokens can move: one layout, a slot for each position."""
+        return len(self.layouts) == 1 and all(len(slot.positions) == 1 for slot in self.layouts[0].space.slots)
+
+
+def blank_rows(
+    model: EnergyModel,
+    texts: Iterable[str] | str | os.PathLike | Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    rules: Rules,
+    attention_mask: Tensor | None,
+    encoder_texts: Iterable[str] | None,
+    further_inputs: Mapping[str, Any] | None,
+    unknown_tokens: str,
+) -> list[BlankRow]:
+    """Every row, checked. Arguments are those of `fill`, in evaluation mode."""
+    rows, spelled = _rows(model, texts, tokenizer, attention_mask, unknown_tokens)
+    sources = _sources(model, tokenizer, encoder_texts, len(rows), unknown_tokens)
+    inputs = by_row(further_inputs or {}, len(rows), "texts")
+    support = proposal_support(model, None)
+    limit = limit_of(model.mlm, model.config.max_sequence_length, tokenizer)
+    found = []
+    for row, ids in enumerate(rows):
+        text = None if spelled is None else spelled[row]
+        layouts = layouts_of(model, tokenizer, row, ids, text, support, rules)
+        for layout in layouts:
+            check_encoded(model, limit, "texts", row, layout.space.ids.tolist())
+        source = None if sources is None else torch.tensor([sources[row]])
+        own = {name: int(values[row]) for name, values in inputs.items()}
+        found.append(BlankRow([_with_context(model, layout, source, own) for layout in layouts], source, own))
+    return found
+
+
+def _rows(
+    model: EnergyModel,
+    texts: Iterable[str] | str | os.PathLike | Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    attention_mask: Tensor | None,
+    unknown_tokens: str,
+) -> tuple[list[list[int]], list[str] | None]:
+    """Ids of every row, and the texts where these were given."""
+    if isinstance(texts, Tensor):
+        ids = as_ids("texts", texts)
+        sequences = check_inputs(model, ids, as_mask("attention_mask", attention_mask, ids)).sequences
+        ends = zip(sequences.start.tolist(), sequences.stop.tolist(), strict=True)
+        return [ids[row, start:stop].tolist() for row, (start, stop) in enumerate(ends)], None
+    if attention_mask is not None:
+        raise ValueError("attention_mask was given with texts; it is for token ids")
+    spelled = as_texts("texts", texts)
+    rows = encode_plain(model, tokenizer, "texts", spelled)
+    report_unknown(tokenizer, "texts", spelled, unknown_tokens)
+    return rows, spelled
+
+
+def _sources(
+    model: EnergyModel,
+    tokenizer: PreTrainedTokenizerBase,
+    encoder_texts: Iterable[str] | None,
+    count: int,
+    unknown_tokens: str,
+) -> list[list[int]] | None:
+    conditional, given = model.mlm.config.is_encoder_decoder, encoder_texts is not None
+    if conditional != given:
+        role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
+        raise ValueError(f"encoder_texts: {type(model.mlm).__name__} {role} an encoder input")
+    if encoder_texts is None:
+        return None
+    sources = as_texts("encoder_texts", encoder_texts)
+    if len(sources) != count:
+        raise ValueError(f"encoder_texts has {len(sources)} rows, texts has {count}; they must be equal")
+    report_unknown(tokenizer, "encoder_texts", sources, unknown_tokens)
+    return encode_plain(model, tokenizer, "encoder_texts", sources)
+
+
+def _with_context(model: EnergyModel, layout: Layout, source: Tensor | None, further: dict[str, Any]) -> Layout:
+    sequences = check_inputs(model, layout.space.ids[None]).sequences
+    return layout._replace(space=layout.space._replace(context=context_of(model, sequences, source, None, further)))

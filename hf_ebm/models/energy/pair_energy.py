@@ -12,10 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_ebm.checks import as_string, check_tokenizer, shown
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.models.energy.blank_rows import BlankRow, blank_rows
-from hf_ebm.models.energy.blanks import as_rules
+from hf_ebm.models.energy.blanks import BlankRow, as_rules, blank_rows
 from hf_ebm.models.energy.encoding import check_same_mask
-from hf_ebm.models.energy.fill_methods import further_energies
 from hf_ebm.models.energy.inputs import mask_id_of
 from hf_ebm.runtime import check_fits
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
@@ -108,7 +106,7 @@ def pair_joints(
         first, second = (slot_terms(runner, space, number, model.config.energy) for number in (0, 1))
         row, column = independent_log_probs(runner, space)
     independent = row[:, None] + column
-    further = further_energies(model, runner, extra, layout)
+    further = layout.further(runner, model.config.energy, extra)
     added = torch.zeros_like(first)
     if further is not None:
         added = further_of_fills(further, space, 0, added.numel()).view_as(added)
