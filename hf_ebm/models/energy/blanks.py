@@ -354,7 +354,7 @@ class BlankRow(NamedTuple):
 
     layouts: list[Layout]
     source: Tensor | None
-    further_inputs: dict[str, int]
+    further_inputs: dict[str, Any]
 
     @property
     def can_be_chained(self) -> bool:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 READINGS = ("joint", "independent", "sequential")
 METHODS = ("auto", "exact", "candidates", "chains")
+_NUMBERS = ("log_partition", "left_out", "left_out_error", "r_hat")
 # Fills that are weighed at most by "auto", and where a function is called on each of them.
 _MOST_FILLS, _MOST_CALLED = 2**25, 2**17
 # Draws that choose candidate sets, and as many that say what these leave out.
@@ -224,10 +225,10 @@ def fill(
                 raise BadLogitsError(row, error.position, "texts: row") from error
             if not found[-1].fills:
                 raise ValueError(f"texts: no fill of row {row} is allowed by the rules and extra_energies")
-    columns = zip(*found, strict=True)
-    fills, marginals, methods, *numbers, rows_of_chains = map(list, columns)
-    columns = (torch.tensor(values, dtype=torch.float64) for values in numbers)
-    return FillOutput(fills, marginals, methods, *columns, runner.num_rows + sum(rows_of_chains))
+    numbers = {name: torch.tensor([getattr(own, name) for own in found], dtype=torch.float64) for name in _NUMBERS}
+    num_rows = runner.num_rows + sum(own.rows_of_chains for own in found)
+    fills, marginals, methods = ([getattr(own, name) for own in found] for name in ("fills", "marginals", "method"))
+    return FillOutput(fills=fills, marginals=marginals, method=methods, **numbers, num_masked_rows=num_rows)
 
 
 @dataclass
@@ -344,7 +345,7 @@ def _by_candidates(task: _FillTask, number: int, layout: Layout) -> _Part:
         kept = _largest(task, layout, independent_log_probs(task.runner, space))
         return _Part(layout, space.some(kept), *_summary(task, layout, kept))
     rounds = [_drawn(task, number, n, layout, order) for n, order in enumerate((slots, slots[::-1], slots))]
-    kept = _largest(task, layout, _scores(space, rounds[:2]))
+    kept = _largest(task, layout, _scores(rounds[:2]))
     summary, _ = _summary(task, layout, kept)
     draws, weights = rounds[2]  # which the sets don't depend on
     inside = torch.stack([torch.isin(draws.choices[:, n], own) for n, own in enumerate(kept)]).all(0)
@@ -360,14 +361,14 @@ def _drawn(task: _FillTask, number: int, key: int, layout: Layout, order: Sequen
     return draws, log_weights(task.runner, space, draws, energy, task.temperature, task.further(layout))
 
 
-def _scores(space: FillSpace, rounds: list[tuple[Draws, Tensor]]) -> list[Tensor]:
+def _scores(rounds: list[tuple[Draws, Tensor]]) -> list[Tensor]:
     """(K,) of each slot: how likely a candidate is by what was drawn from, and by the target, of which draws tell."""
-
-    def score(slot: int, draws: Draws, weights: Tensor) -> Tensor:
+    found = []
+    for draws, weights in rounds:
         shares = weights.softmax(0).nan_to_num()  # all may be forbidden
-        return draws.means[slot].index_add(0, draws.choices[:, slot], shares)
-
-    return [sum(score(slot, *one) for one in rounds) for slot in range(len(space.slots))]
+        slots = zip(draws.means, draws.choices.T, strict=True)
+        found.append([means.index_add(0, choices, shares) for means, choices in slots])
+    return [torch.stack(own).sum(0) for own in zip(*found, strict=True)]
 
 
 def _largest(task: _FillTask, layout: Layout, scores: list[Tensor]) -> list[Tensor]:
@@ -407,12 +408,11 @@ def _listed(task: _FillTask, method: str, parts: list[_Part]) -> _Found:
 
 def _words(task: _FillTask, parts: list[_Part], number: int, shares: Tensor) -> list[Word]:
     """A blank's likeliest words, whatever the numbers of pieces of the others are."""
-    top_k = task.top_k
     alone = len({len(part.layout.blanks[number].positions) for part in parts}) == len(parts)
     by_length: dict[int, list[tuple[Tensor, Tensor]]] = {}
     for part, share in zip(parts, shares, strict=True):
         blank, marginal = part.layout.blanks[number], part.summary.marginals[number] * share
-        best = marginal.flatten().topk(min(top_k, marginal.numel()) if alone else marginal.numel())
+        best = marginal.flatten().topk(min(task.top_k, marginal.numel()) if alone else marginal.numel())
         choices = torch.stack(torch.unravel_index(best.indices, marginal.shape), 1)
         tokens = part.space.filled(choices, blank.slots)[:, blank.positions]
         by_length.setdefault(tokens.shape[1], []).append((tokens, best.values))
@@ -420,10 +420,10 @@ def _words(task: _FillTask, parts: list[_Part], number: int, shares: Tensor) -> 
     for own in by_length.values():
         tokens, which = torch.cat([one[0] for one in own]).unique(dim=0, return_inverse=True)
         sums = shares.new_zeros(len(tokens)).index_add(0, which, torch.cat([one[1] for one in own]))
-        best = sums.topk(min(top_k, len(sums)))
+        best = sums.topk(min(task.top_k, len(sums)))
         rows = zip(tokens[best.indices].tolist(), best.values.tolist(), strict=True)
         found += [(word, probability) for word, probability in rows if probability > 0]
-    return [task.word(*own) for own in sorted(found, key=lambda own: -own[1])[:top_k]]
+    return [task.word(*own) for own in sorted(found, key=lambda own: -own[1])[: task.top_k]]
 
 
 def _by_chains(task: _FillTask) -> _Found:
