@@ -1,10 +1,11 @@
-"""Plots of chains, energies and perplexity bounds: matplotlib, extra `hf_ebm[plots]`.
+"""Plots of chains, energies, fills, variants and perplexity bounds: matplotlib, extra `hf_ebm[plots]`.
 
 Every function draws on the `axes` it is given, or on a new figure's, and returns them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from transformers import PreTrainedTokenizerBase
 
+    from hf_ebm.models.energy.fill_energy import FillOutput
+
 _ANNOTATED = 400  # tokens that a heat map still has room to name
+_SUBSTITUTION = re.compile(r"(\D)(-?\d+)([^\d\s])")
 _NAMED_CHAINS = 6  # chains whose names still leave the traces to be seen
 
 
@@ -108,6 +112,60 @@ def plot_energy_metric(
     axes.set_xlabel("energy, nats")
     axes.set_ylabel("metric")
     axes.legend()
+    return axes
+
+
+def plot_fills(output: FillOutput, text: int = 0, axes: Axes | None = None) -> Axes:
+    """Probabilities of a text's fills as bars, the likeliest at the top; standard errors where chains found them.
+
+    Raises:
+        ValueError: for a text that there isn't.
+    """
+    if not 0 <= as_whole("text", text) < len(output.fills):
+        raise ValueError(f"text must be below {len(output.fills)}, got {text}")
+    axes, fills = _axes(axes), output.fills[text]
+    errors = None if any(fill.error is None for fill in fills) else [fill.error for fill in fills]
+    names = [" · ".join(fill.token_strs) for fill in fills]
+    axes.barh(range(len(fills)), [fill.probability for fill in fills], xerr=errors)
+    axes.set_yticks(range(len(fills)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("probability")
+    return axes
+
+
+def plot_substitutions(variants: Sequence[str], scores: Sequence[float] | Tensor, axes: Axes | None = None) -> Axes:
+    """Scores of single substitutions as a heat map: a row for each new letter, a column for each position.
+
+    Blue is above 0, where the model prefers the variant, red below; what has no score is grey, as the reference's own
+    letter.
+
+    Args:
+        variants: as `A24G`.
+        scores: one of each, as `score_variants` returns them.
+
+    Raises:
+        ValueError: for lists of unequal length or none, and another variant, naming its row.
+    """
+    values = torch.as_tensor(scores, dtype=torch.float64).tolist()
+    if not len(variants) == len(values) > 0:
+        raise ValueError(f"variants and scores must be equally many, got {len(variants)} and {len(values)}")
+    found: dict[tuple[str, int], float] = {}
+    own: dict[int, str] = {}
+    for row, (variant, value) in enumerate(zip(variants, values, strict=True)):
+        match = _SUBSTITUTION.fullmatch(variant)
+        if match is None:
+            raise ValueError(f"variants: row {row}: {variant!r} is no single substitution such as A24G")
+        own[int(match[2])] = match[1]
+        found[match[3], int(match[2])] = value
+    letters, positions = sorted({letter for letter, _ in found}), sorted(own)
+    axes = _axes(axes)
+    most = max(map(abs, values)) or 1.0
+    table = [[found.get((letter, position), float("nan")) for position in positions] for letter in letters]
+    axes.set_facecolor("lightgrey")
+    image = axes.imshow(table, aspect="auto", cmap="RdBu", vmin=-most, vmax=most, interpolation="none")
+    axes.set_xticks(range(len(positions)), [f"{own[position]}\n{position}" for position in positions], fontsize=7)
+    axes.set_yticks(range(len(letters)), letters, fontsize=7)
+    axes.figure.colorbar(image, ax=axes, label="score, nats")
     return axes
 
 

@@ -4,6 +4,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot
@@ -12,13 +13,15 @@ from hf_ebm.plots import (
     plot_acceptance,
     plot_energy_metric,
     plot_energy_trace,
+    plot_fills,
     plot_perplexity_bounds,
+    plot_substitutions,
     plot_token_changes,
     rank_correlation,
 )
 from hf_ebm.sampling.output import energy_diagnostics
 from tests.conftest import tiny_energy_model
-from tests.models.tokenizers_for_tests import small_tokenizer
+from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +84,36 @@ def test_perplexity_bounds():
     assert [line.get_ydata().tolist() for line in axes.lines] == [[5.0, 5.5], [7.0, 6.0]]
     with pytest.raises(ValueError, match="equally many"):
         plot_perplexity_bounds([2], [5.0, 5.5], [7.0])
+
+
+def test_fills_with_and_without_errors():
+    tokenizer = small_tokenizer("wordpiece")
+    model = small_model(tokenizer)
+    exact, chains = (
+        model.fill("the [MASK] sat on [MASK]", tokenizer, 4, method=method, row_limit=64, words=words)
+        for method, words in (("exact", ["cat", "dog"]), ("chains", None))
+    )
+    for output, errors in ((exact, 0), (chains, 1)):
+        axes = plot_fills(output)
+        assert [bar.get_width() for bar in axes.patches] == [fill.probability for fill in output.fills[0]]
+        assert next(label.get_text() for label in axes.get_yticklabels()) == " · ".join(output.fills[0][0].token_strs)
+        assert len(axes.collections) == errors  # the lines of the errors
+    with pytest.raises(ValueError, match="text must be below 1, got 1"):
+        plot_fills(exact, text=1)
+
+
+def test_substitutions_as_a_heat_map():
+    axes = plot_substitutions(["K2A", "M1C", "K2C"], torch.tensor([1.5, -3.0, 0.0]))
+    image = axes.images[0]
+    expected = np.array([[np.nan, 1.5], [-3.0, 0.0]])
+    np.testing.assert_array_equal(image.get_array().filled(np.nan), expected)
+    assert image.get_clim() == (-3.0, 3.0)  # white is 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["M\n1", "K\n2"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["A", "C"]
+    for variants, scores, message in (
+        (["K2A"], [], "equally many, got 1 and 0"),
+        ([], [], "equally many, got 0 and 0"),
+        (["K2A", "K2A:M1C"], [1.0, 2.0], "row 1: 'K2A:M1C' is no single substitution"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot_substitutions(variants, scores)
