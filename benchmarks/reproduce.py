@@ -147,6 +147,9 @@ TABLES |= {
         ConditionalCache,
     ),
 }
+TABLES["starts-verses"] = Table(
+    "the starts of residual models", ["epochs", "loss", "trained on", "gain"], residual.table_starts, ResidualCache
+)
 TABLES["residual-1"] = Table("residual models, perplexity", residual.COLUMNS, residual.table_1, ResidualCache)
 TABLES["residual-scale"] = Table(
     "residual models by the size of the corpus and the number of negatives",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import EarlyStoppingCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, EarlyStoppingCallback
 
 from benchmarks.reproduce import TABLES
 from benchmarks.reproduction import (
@@ -29,6 +29,7 @@ from benchmarks.reproduction import (
     parameter_search,
     phonemes,
     residual,
+    residual_models,
     residual_runs,
     storage,
     tasks,
@@ -40,7 +41,7 @@ from benchmarks.reproduction.experiment_cache import TRIAL_SEED, Decoding, Exper
 from benchmarks.reproduction.report import Report, sign_test
 from benchmarks.reproduction.residual_runs import ResidualCache, ResidualScale
 from benchmarks.reproduction.tasks import TASKS, Task, detokenized, in_pieces
-from hf_ebm.assets import held_out_verses
+from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
 from hf_ebm.data.cmudict_tasks import join_words
 from hf_ebm.data.conditional import encode_conditional
 from hf_ebm.data.metrics import transcription_scores
@@ -218,7 +219,15 @@ def test_losses_of_a_known_energy_are_exact():
 
 @pytest.fixture
 def residual_experiments(tmp_path, monkeypatch):
-    """Trains on held-out verses, as above; tables and figures share the folder."""
+    """Trains on held-out verses, as above, from small models in place of the embedded ones."""
+    embedded, tokenizer = load_embedded_causal()
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_inner": 16}
+    small = AutoModelForCausalLM.from_config(type(embedded.config)(**{**embedded.config.to_dict(), **sizes}))
+    monkeypatch.setattr(residual_runs, "load_embedded_causal", lambda: (small.eval(), tokenizer))
+    config = AutoConfig.from_pretrained(KJV_MASKED_LM, hidden_size=16, intermediate_size=16, num_attention_heads=2)
+    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "masked")
+    monkeypatch.setattr(residual_runs, "KJV_MASKED_LM", tmp_path / "masked")
     tiny = ResidualScale(32, 16, 1, 6, 8, 1, 8, 4, 1, (1,))
     monkeypatch.setattr(residual, "SCALED_EPOCHS", 1)
     monkeypatch.setattr(residual, "TIMES", (1, 2))
@@ -254,13 +263,19 @@ def test_the_table_and_figures_of_residual_models_run(residual_experiments, tmp_
     TABLES["residual-scale"].fill(residual_experiments, scaled)
     assert len(scaled.rows) == 6 and scaled.seeds == [1]
     residual.draw_scale(tmp_path / "figures", True, tmp_path)
+    starts = Report("starts-verses", "title", TABLES["starts-verses"].columns)
+    TABLES["starts-verses"].fill(residual_experiments, starts)
+    for name, runs in starts.rows.items():
+        assert runs["gain"][0] == pytest.approx(runs["loss"][0] - runs["trained on"][0]) and 1 < runs["loss"][0] < 9, (
+            name
+        )
 
 
 def test_a_deepened_model_starts_as_the_model(residual_experiments):
     ids = torch.tensor([residual_experiments.rows("test")[0]["prefix_ids"]])
-    deep = residual_runs.fresh_model("balm", residual_experiments.base).eval()
-    assert deep.num_parameters() > 2 * residual_experiments.base.num_parameters()
-    expected = residual_experiments.base(input_ids=ids).logits
+    deep = residual_models.deepened(residual_experiments.embedded, 8).eval()
+    assert len(deep.transformer.h) == 9
+    expected = residual_experiments.embedded(input_ids=ids).logits
     torch.testing.assert_close(deep(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
 
 

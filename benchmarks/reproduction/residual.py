@@ -11,6 +11,7 @@ from benchmarks.reproduction.report import Report, pyplot_without_display, save_
 from benchmarks.reproduction.residual_runs import (
     MAX_NEW_TOKENS,
     QUICK_RESIDUAL,
+    RATES,
     ROWS_AT_ONCE,
     ResidualCache,
     ResidualRunConfig,
@@ -38,6 +39,30 @@ TIMES = (0.5, 1, 2, 4)  # of `ResidualScale.trial_train` verses, or two negative
 SCALED_EPOCHS = 4  # of the runs on few verses, in which more than one of a verse's negatives is met
 
 
+def table_starts(experiments: ResidualCache, report: Report) -> None:
+    """The converged models of verses: how long they were trained, and what another epoch would bring."""
+    more = {"causal": experiments.chosen("trained_on"), "masked": replace(experiments.masked_run, kind="masked_on")}
+    more["masked"] = replace(more["masked"], epochs=1, learning_rate=RATES[-1], max_train=experiments.scale.max_train)
+    curves = {}
+    for name, run in (("causal", experiments.base_run), ("masked", experiments.masked_run)):
+        curve = [log["eval_loss"] for log in experiments.training_logs(run, 0) if "eval_loss" in log]
+        after = experiments.training_logs(more[name], experiments.scale.seeds[0])[-1]["eval_loss"]
+        curves[name] = curve[:-1]  # the last is that of the weights that were kept
+        report.add(name, {
+            "epochs": [float(len(curve) - 1)],
+            "loss": curve[-1:],
+            "trained on": [after],
+            "gain": [curve[-1] - after],
+        })  # fmt: skip
+    report.seeds = [0]
+    report.raw["curves"] = curves
+    report.notes.append(
+        "Nats a token (of the masked model: a masked token) of validation verses. From the embedded models, over at "
+        f"most {experiments.scale.most_epochs} epochs of {experiments.scale.corpus} verses, the epoch of the lowest "
+        f"loss; trained on: another of {experiments.scale.max_train} verses."
+    )
+
+
 def table_1(experiments: ResidualCache, report: Report) -> None:
     """Perplexity ranges."""
     scale = experiments.scale
@@ -49,16 +74,13 @@ def table_1(experiments: ResidualCache, report: Report) -> None:
         report.add(name, {GAIN: [float(_gains(experiments, run, seed).mean()) for seed in scale.seeds]})
         if run.has_energy:
             report.add(name, {"ESS, %": [_effective_share(experiments, run, seed) for seed in scale.seeds]})
-    losses = [log["eval_loss"] for log in experiments.training_logs(experiments.base_run, 0) if "eval_loss" in log]
-    report.raw["losses of the base"] = losses
     report.notes += [
         f"Continuations of up to {MAX_NEW_TOKENS} tokens after ten; {scale.held_out} verses a split. Ranges from "
         f"{scale.samples} samples of the base for each prefix. The gain is the mean, on test, of the log probability "
         "of a continuation less that under the base, in the middle of its range.",
-        f"The base: the embedded model, trained on {scale.corpus} verses until two epochs brought no lower loss on "
-        f"validation verses ({len(losses)} epochs, {losses[0]:.3f} to {min(losses):.3f} nats a token). All others: one "
-        f"epoch of {scale.max_train} of them from the base; {scale.trials} trials of each (learning rate, dropout; one "
-        f"seed, {scale.trial_train} verses).",
+        f"All models but the base: one epoch of {scale.max_train} verses from the base (see starts-verses), BIT's "
+        f"encoder from the masked model; {scale.trials} trials of each (learning rate, dropout; one seed, "
+        f"{scale.trial_train} verses).",
         _spread_note(experiments, runs),
     ]
     claims = [(UNIT, BASE), (BIT, BASE), (BIT, UNIT), (UNIT, RALM), (BIT, BALM), (TRAINED_ON, BASE)]

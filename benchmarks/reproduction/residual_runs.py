@@ -1,8 +1,8 @@
 """Trains residual models and their baselines on continuations of verses, and keeps what is sampled and computed.
 
-The base is the embedded language model, trained on until it has converged; all other models start from it, and all are
-evaluated on the same samples of it. As in `experiment_cache`, a run is fixed by its configuration and seed and kept
-under a digest of them.
+The base is the embedded language model, trained on until it has converged; all other models start from it, the encoder
+of BIT from the embedded masked model, trained on likewise, and all are evaluated on the same samples of the base. As in
+`experiment_cache`, a run is fixed by its configuration and seed and kept under a digest of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
-    AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     EarlyStoppingCallback,
     PreTrainedModel,
     Trainer,
@@ -26,8 +26,10 @@ from transformers import (
     set_seed,
 )
 
+from benchmarks.reproduction.residual_models import fresh_model
 from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time, until_converged
 from hf_ebm.assets import KJV_MASKED_LM, held_out_verses, load_embedded_causal
+from hf_ebm.assets.train_masked_lm import RandomRateMasking
 from hf_ebm.data.bibles import load_kjv_verses
 from hf_ebm.data.conditional import split_continuations
 from hf_ebm.models.autoregressive_product import ProductLM
@@ -40,6 +42,7 @@ from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 
 PREFIX_TOKENS, MAX_NEW_TOKENS = 10, 20
 ROWS_AT_ONCE = 256
+MASKED_SHARES = (0.05, 0.5)
 MOST_NEGATIVES = 8
 
 
@@ -67,9 +70,9 @@ RATES, DROPOUTS = (2e-4, 5e-5), (0.1, 0.3)
 
 @dataclass(frozen=True)
 class ResidualRunConfig:
-    """A model trained from the base, but for the seed; `kind` "base" is the base itself, of one seed."""
+    """A model but for the seed: "base" and "masked" are the converged ones, of one seed, of which others are made."""
 
-    kind: str  # base, trained_on, ralm, balm, unit, bit
+    kind: str  # base, trained_on, ralm, balm, unit, bit; masked, masked_on
     max_train: int
     negatives: int = 0
     learning_rate: float = 3e-4
@@ -94,12 +97,20 @@ class ResidualCache:
     def __post_init__(self):
         self.embedded, self.tokenizer = load_embedded_causal()
         self.sampling = SamplingParameters(MAX_NEW_TOKENS, (self.tokenizer.sep_token_id,))
-        self.base_run = ResidualRunConfig("base", self.scale.corpus, epochs=self.scale.most_epochs)
+        self.base_run, self.masked_run = (
+            ResidualRunConfig(kind, self.scale.corpus, epochs=self.scale.most_epochs) for kind in ("base", "masked")
+        )
+        self.masking = RandomRateMasking(self.tokenizer, *MASKED_SHARES, torch.Generator().manual_seed(0))
 
     @cached_property
     def base(self) -> PreTrainedModel:
         """The converged language model."""
         return AutoModelForCausalLM.from_pretrained(self._trained(self.base_run, 0)).eval()
+
+    @cached_property
+    def masked(self) -> PreTrainedModel:
+        """The converged masked language model."""
+        return AutoModelForMaskedLM.from_pretrained(self._trained(self.masked_run, 0)).eval()
 
     def chosen(self, kind: str) -> ResidualRunConfig:
         """The run of that kind whose trial has the lowest perplexity on validation verses; base as it is.
@@ -178,7 +189,13 @@ class ResidualCache:
 
     def _train(self, run: ResidualRunConfig, seed: int, work: Path) -> Trainer:
         set_seed(seed)
-        model = self.embedded if run.kind == "base" else fresh_model(run.kind, self.base)
+        if run.kind == "base":
+            model = self.embedded
+        elif run.kind == "masked":
+            model = AutoModelForMaskedLM.from_pretrained(KJV_MASKED_LM, dtype=torch.float32)
+        else:
+            trained_on = run.kind == "masked_on"
+            model = copy.deepcopy(self.masked) if trained_on else fresh_model(run.kind, self.base, self.masked)
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = run.dropout
@@ -187,19 +204,38 @@ class ResidualCache:
             per_device_train_batch_size=32, warmup_steps=100, lr_scheduler_type="cosine", weight_decay=0.01,
             logging_steps=25, save_strategy="no", report_to=[], use_cpu=True, bf16=True, disable_tqdm=True,
         )  # fmt: skip
-        if run.kind == "base":
-            shared |= until_converged()
         data: dict = {"train_dataset": self.train_rows(run.max_train, run.negatives)}
+        if run.kind in ("base", "masked"):
+            shared |= until_converged()
+            data["callbacks"] = [EarlyStoppingCallback(PATIENCE)]
         if run.has_energy:
             args = ResidualNCEConfig(**shared, max_new_tokens=MAX_NEW_TOKENS, max_grad_norm=1.0)
             trainer = ResidualNCETrainer(model, args, **data)
         else:
-            args = TrainingArguments(**shared, max_grad_norm=1.0, remove_unused_columns=False)
-            if run.kind == "base":
-                data |= {"eval_dataset": self.rows("validation"), "callbacks": [EarlyStoppingCallback(PATIENCE)]}
-            trainer = Trainer(model, args, data_collator=self._collate, **data)
+            masks = run.kind in ("masked", "masked_on")
+            args = TrainingArguments(
+                **shared, max_grad_norm=1.0, remove_unused_columns=False, per_device_eval_batch_size=1 if masks else 32
+            )
+            data |= {"data_collator": self._collate_masked if masks else self._collate}
+            held_out = self._masked_rows if masks else self.rows("validation")
+            trainer = Trainer(model, args, eval_dataset=held_out, **data)
         train_on(trainer)
+        if not run.has_energy:
+            trainer.evaluate()
         return trainer
+
+    @cached_property
+    def _masked_rows(self) -> list[dict[str, torch.Tensor]]:
+        """Validation verses with the same masks in every evaluation, each a batch of its own."""
+        masking = RandomRateMasking(self.tokenizer, *MASKED_SHARES, torch.Generator().manual_seed(1))
+        return [
+            masking([{"input_ids": row["prefix_ids"] + row["continuation_ids"]}]) for row in self.rows("validation")
+        ]
+
+    def _collate_masked(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        if "labels" in rows[0]:
+            return rows[0]
+        return self.masking([{"input_ids": row["prefix_ids"] + row["continuation_ids"]} for row in rows])
 
     def _collate(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """A causal batch whose targets are the continuations."""
@@ -268,31 +304,3 @@ class ResidualCache:
 def _spread(rows: list[dict], count: int) -> list[dict]:
     """So many rows from the whole book, whose parts differ."""
     return rows[:: max(1, len(rows) // count)][:count]
-
-
-def fresh_model(kind: str, base: PreTrainedModel) -> PreTrainedModel:
-    """A model of that kind before training, made of the base."""
-    lm = copy.deepcopy(base).requires_grad_(True)  # a residual model freezes the base
-    if kind == "trained_on":
-        return lm.train()
-    if kind == "ralm":
-        return ProductLM.from_lm(lm)
-    if kind == "balm":
-        return deepened(lm, 8)
-    # The encoder as the paper has it: a model of the same text, without its head.
-    if kind == "unit":
-        return ResidualEnergyModel(base, lm.transformer).train()
-    return ResidualEnergyModel(base, AutoModel.from_pretrained(KJV_MASKED_LM, dtype=torch.float32)).train()
-
-
-def deepened(lm: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A GPT-2 with further layers on top that change nothing until they are trained."""
-    config = copy.deepcopy(lm.config)
-    config.n_layer += layers
-    deep = AutoModelForCausalLM.from_config(config)
-    deep.load_state_dict(lm.state_dict(), strict=False)
-    for block in deep.transformer.h[lm.config.n_layer :]:
-        for projection in (block.attn.c_proj, block.mlp.c_proj):
-            nn.init.zeros_(projection.weight)
-            nn.init.zeros_(projection.bias)
-    return deep
