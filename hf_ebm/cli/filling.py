@@ -57,8 +57,12 @@ class FillArguments:
     temperature: float = field(default=1.0, metadata={"help": "Temperature of the joint reading."})
     words: list[str] | None = field(default=None, metadata={"help": "Words that may fill the blanks."})
     words_file: str | None = field(default=None, metadata={"help": "A .txt with such words, one a line."})
-    pieces: list[int] | None = field(
-        default=None, metadata={"help": "Tokens of a blank, which is a word then: a number, or the least and the most."}
+    pieces: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of a blank, which is a word then: a number, or the least and the most; or for each blank "
+            "one of 2, 1-3 and any."
+        },
     )
     equal: list[str] | None = field(
         default=None, metadata={"help": "Blanks that hold the same word, counted from 0: 0,1; or several groups."}
@@ -80,7 +84,7 @@ def fill(arguments: FillArguments, which: ModelArguments) -> None:
     texts = records.texts(arguments.text_column)
     output = Output(arguments.output, records, _ADDED)
     words = _words(arguments)
-    pieces = arguments.pieces if arguments.pieces is None or len(arguments.pieces) > 1 else arguments.pieces * 2
+    pieces = _pieces(arguments.pieces)
     model, tokenizer = load_model(which, state.local_process_index)
 
     def filled(share: slice) -> list[dict[str, Any]]:
@@ -92,7 +96,7 @@ def fill(arguments: FillArguments, which: ModelArguments) -> None:
             method=arguments.method,
             temperature=arguments.temperature,
             words=words,
-            pieces=None if pieces is None else tuple(pieces),  # type: ignore[arg-type]  # which `fill` looks at
+            pieces=pieces,
             equal=_groups("equal", arguments.equal),
             different=_groups("different", arguments.different),
             pattern=arguments.pattern,
@@ -143,6 +147,25 @@ def _words(arguments: FillArguments) -> list[str] | None:
     if not words:
         raise ValueError(f"words_file: {arguments.words_file} holds no word")
     return words
+
+
+def _pieces(given: list[str] | None) -> Any:
+    """One or two numbers are of all blanks; else there is a range for each, which `fill` looks at."""
+    if given is None:
+        return None
+    if len(given) <= 2 and all(part.isdecimal() for part in given):
+        numbers = [int(part) for part in given]
+        return (numbers[0], numbers[-1])
+    return [_range(part) for part in given]
+
+
+def _range(part: str) -> int | tuple[int, int] | None:
+    least, dash, most = part.partition("-")
+    if part != "any" and not (least.isdecimal() and (most.isdecimal() or not dash)):
+        raise ValueError(f"pieces must be like 2, 1-3 or any, for each blank, got {shown(part)}")
+    if part == "any":
+        return None
+    return (int(least), int(most)) if dash else int(least)
 
 
 def _groups(name: str, groups: list[str] | None) -> list[list[int]] | None:

@@ -55,13 +55,27 @@ def test_rules_and_readings(model, model_folder, capsys):
 
 
 @pytest.mark.parametrize(
+    "given,pieces", [(["2"], 2), (["1", "2"], (1, 2)), (["1-2", "1"], [(1, 2), 1]), (["any", "2"], [None, 2])]
+)
+def test_numbers_of_pieces(given, pieces, model, model_folder, capsys):
+    arguments = ["--row_limit", 9, "--top_k", 2, "--method", "candidates"]
+    run("fill", "--model", model_folder, "--text", TEXTS[0], "--pieces", *given, *arguments)
+    (record,) = map(json.loads, capsys.readouterr().out.splitlines())
+    expected = model[0].fill(TEXTS[0], model[1], 2, pieces=pieces, row_limit=9, method="candidates")
+    assert [one["token"] for one in record["fills"]] == [one.tokens for one in expected.fills[0]]
+    assert record["log_partition"] == pytest.approx(float(expected.log_partition[0]), abs=1e-4)
+
+
+@pytest.mark.parametrize(
     "arguments,message",
     [
         ([], "give texts, as --input or --text"),
         (["--text", "the cat"], "row 0 holds no mask token"),
         (["--text", "[MASK]", "--words", "cat", "[SEP]"], "'[SEP]' of row 0, blank 0"),
         (["--text", "[MASK]", "--equal", "a,b"], "equal must be numbers of blanks"),
-        (["--text", "[MASK]", "--pieces", "1", "2", "3"], "pieces must be a number, a pair"),
+        (["--text", "[MASK]", "--pieces", "1", "2", "3"], "pieces has entries for 3 blanks, row 0 has 1"),
+        (["--text", "[MASK]", "--pieces", "3", "2"], "pieces must be a number, a pair"),
+        (["--text", "[MASK]", "--pieces", "2-"], "pieces must be like 2, 1-3 or any"),
         (["--text", "[MASK]", "--words_file", "EMPTY"], "holds no word"),
         (["--input", "IN"], "record 0 has no 'text'"),
     ],
