@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -250,8 +250,11 @@ class EnergyTrainer(ObjectiveTrainer):
                 terms = token_energies(energy_model.masked_batch_runner(), sequences, scored, "local")
             return LossTerms(loss + terms.sum(), rows)
         for length, group in _by_length(scored).items():
-            part = sequences._replace(
-                ids=sequences.ids[group], start=sequences.start[group.cpu()], stop=sequences.stop[group.cpu()]
+            part = replace(
+                sequences,
+                ids=sequences.ids[group],
+                start=sequences.start[group.cpu()],
+                stop=sequences.stop[group.cpu()],
             )
             with self._autocast():
                 own, log_z = self._sum(energy_model, part, scored[group], length)
@@ -312,7 +315,8 @@ class EnergyTrainer(ObjectiveTrainer):
         """Whether all rows are free tokens between the model's own special tokens."""
         config = model.config
         before, behind = config.prefix_token_ids or [], config.suffix_token_ids or []
-        kept = [ids[start:stop].tolist() for ids, start, stop in zip(*sequences[:3], strict=True)]
+        rows = zip(sequences.ids, sequences.start, sequences.stop, strict=True)
+        kept = [ids[start:stop].tolist() for ids, start, stop in rows]
         inner = int(scored[0].sum())
         return all(ids[: len(before)] == before and ids[len(before) + inner :] == behind for ids in kept)
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_ebm.sampling.proposals import BlockProposal
@@ -92,37 +94,47 @@ def metropolis_hastings(
             terms; only proposals that pass the first pay for the second. The target stays the same.
     """
     proposed = proposal(state.ids, block.positions, block.size, block.fill, target)
-    changed = proposed.ids != state.ids
-    visited, moved = block.size > 0, changed.any(1)
-    possible = visited & (proposed.log_reverse > -torch.inf)
+    # Tens of small steps on the host, which take NumPy a tenth of the time.
+    ids, log_forward, log_reverse, known, known_terms = (part.numpy() for part in proposed)
+    changed = ids != state.ids.numpy()
+    visited, moved = block.size.numpy() > 0, changed.any(1)
+    possible = visited & (log_reverse > -np.inf)
     tried = possible & moved if saving.skip_no_ops else possible
-    known = proposed.known if saving.share_terms else torch.zeros_like(proposed.known)
+    if not saving.share_terms:
+        known = np.zeros_like(known)
 
-    first = rest = target.free & tried[:, None]
+    first = rest = target.free.numpy() & tried[:, None]
     if delayed_acceptance is not None:
-        first = first & _within(delayed_acceptance, block.positions, first.shape[1])
-    extra = target.extra_energy(proposed.ids, tried)
-    terms = torch.where(known, proposed.known_terms, target.terms(proposed.ids, first & ~known))
-    difference = ((terms - state.token_energies) * first).sum(1) + extra_difference(state.extra_energy, extra)
-    log_ratio = -difference / temperature + proposed.log_reverse - proposed.log_forward
-    passed = tried & (block.accept[:, 0].log() < log_ratio)
+        first = first & _within(delayed_acceptance, block.positions.numpy(), first.shape[1])
+    extra = target.extra_energy(proposed.ids, torch.from_numpy(tried))
+    terms = np.where(known, known_terms, _terms(target, proposed.ids, first & ~known))
+    gained, uniform = terms - state.token_energies.numpy(), block.accept.log().numpy()
+    difference = (gained * first).sum(1) + extra_difference(state.extra_energy, extra).numpy()
+    with np.errstate(invalid="ignore"):  # of chains that aren't tried
+        passed = tried & (uniform[:, 0] < -difference / temperature + log_reverse - log_forward)
     if delayed_acceptance is not None:
         rest = rest & ~first & passed[:, None]
-        terms = terms + target.terms(proposed.ids, rest & ~known)
-        difference = ((terms - state.token_energies) * rest).sum(1)
-        passed &= block.accept[:, 1].log() < -difference / temperature
+        terms += _terms(target, proposed.ids, rest & ~known)
+        difference = ((terms - state.token_energies.numpy()) * rest).sum(1)
+        passed = passed & (uniform[:, 1] < -difference / temperature)
 
+    own, which = torch.from_numpy(passed), torch.from_numpy(passed[:, None])
     new_state = ChainState(
-        torch.where(passed[:, None], proposed.ids, state.ids),
-        torch.where(passed[:, None], terms, state.token_energies),
-        torch.where(passed, extra, state.extra_energy),
+        torch.where(which, proposed.ids, state.ids),
+        torch.where(which, torch.from_numpy(terms), state.token_energies),
+        torch.where(own, extra, state.extra_energy),
     )
-    return new_state, StepInfo(passed | (possible & ~moved), changed.sum(1) * passed, visited & ~possible)
+    info = passed | (possible & ~moved), changed.sum(1) * passed, visited & ~possible
+    return new_state, StepInfo(*map(torch.from_numpy, info))
 
 
-def _within(window: int, positions: Tensor, length: int) -> Tensor:
+def _terms(target: Target, ids: Tensor, wanted: NDArray) -> NDArray:
+    return target.terms(ids, torch.from_numpy(wanted)).numpy()
+
+
+def _within(window: int, positions: NDArray, length: int) -> NDArray:
     """(C, T) bool: columns at most `window` away from one of `positions` (C, b)."""
-    return ((torch.arange(length) - positions[..., None]).abs() <= min(window, length)).any(1)
+    return (abs(np.arange(length) - positions[..., None]) <= min(window, length)).any(1)
 
 
 def extra_difference(old: Tensor, new: Tensor) -> Tensor:
@@ -132,8 +144,7 @@ def extra_difference(old: Tensor, new: Tensor) -> Tensor:
         >>> extra_difference(torch.tensor([1.0, torch.inf]), torch.tensor([3.0, torch.inf]))
         tensor([2., 0.])
     """
-    both = old.isinf() & new.isinf()
-    return torch.where(both, torch.zeros_like(new), new - old)
+    return (new - old).nan_to_num(0.0, torch.inf, -torch.inf)  # NaN where both are infinite
 
 
 class Kernel(NamedTuple):

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -85,7 +87,8 @@ class ProposalDistribution:
         if not self.exclude_current:
             log_probabilities = log_probabilities.double()
             token = _inverted(log_probabilities, uniform)
-            return token, _pick(log_probabilities, token), _pick(log_probabilities, current)
+            forward, back = log_probabilities.gather(-1, torch.stack([token, current], -1)).unbind(-1)
+            return token, forward, back
         forward = _without(log_probabilities, current).double()
         stuck = forward.amax(-1) == -torch.inf
         token = torch.where(stuck, current, _inverted(forward, uniform))
@@ -182,7 +185,7 @@ class BlockProposal(NamedTuple):
             size: (C,) how many of them count; where none does, the chain stays where it is.
             uniforms: (C, b) numbers in [0, 1), float64.
         """
-        if not bool(size.any()):
+        if not size.numpy().any():
             nothing = torch.zeros(len(ids), dtype=torch.float64)
             return Proposed(ids, nothing, nothing, torch.zeros_like(ids, dtype=torch.bool), ids * 0.0)
         return FILLS[self.fill].propose(ids, positions, size, uniforms, target, self.distribution)
@@ -213,99 +216,111 @@ def proposal_of(
 def _fill_in_parallel(
     ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, q: ProposalDistribution
 ) -> Proposed:
-    chains = size.nonzero()[:, 0]
-    rows = MaskedRows(chains, positions[chains], positions[chains])
-    drawn = _drawn(ids, rows, uniforms, target, q, bool((size == 1).any()))
-    counts = torch.arange(positions.shape[1]) < size[:, None]
+    columns, sizes, every = positions.numpy(), size.numpy(), np.arange(len(ids))
+    chains, number = sizes.nonzero()[0], np.arange(columns.shape[1])
+    drawn = _drawn(ids, _rows(chains, columns[chains], columns[chains]), uniforms, target, q, bool((sizes == 1).any()))
     # Padding repeats the last column, so it must repeat the token drawn for it as well.
-    last = (size[:, None] - 1).clamp_min(0)
-    tokens = drawn[..., 0].long().gather(1, torch.arange(positions.shape[1]).minimum(last))
-    new_ids = torch.where(size[:, None] > 0, ids.scatter(1, positions, tokens), ids)
-    log_forward, log_reverse = (drawn[..., i].masked_fill(~counts, 0.0).sum(1) for i in (1, 2))
-    known = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, positions[:, :1], (size == 1)[:, None])
-    terms = torch.zeros(ids.shape, dtype=torch.float64).scatter_(1, positions[:, :1], drawn[:, :1, 3])
-    return Proposed(new_ids, log_forward, log_reverse, known, terms * known)
+    last = np.maximum(sizes - 1, 0)[:, None]
+    new_ids = ids.numpy().copy()
+    new_ids[chains[:, None], columns[chains]] = drawn[every[:, None], np.minimum(number, last), 0][chains]
+    log_forward, log_reverse = np.where(number < sizes[:, None], drawn[..., 1:3].transpose(2, 0, 1), 0.0).sum(2)
+    return _proposed(new_ids, log_forward, log_reverse, columns[:, 0], sizes == 1, drawn[:, 0, 3])
 
 
 def _fill_sequentially(
     ids: Tensor, positions: Tensor, size: Tensor, uniforms: Tensor, target: Target, q: ProposalDistribution
 ) -> Proposed:
-    new_ids = ids
-    log_forward = torch.zeros(len(ids), dtype=torch.float64)
-    log_reverse, last_term = torch.zeros_like(log_forward), torch.zeros_like(log_forward)
-    differs_before = torch.zeros_like(positions, dtype=torch.bool)  # an earlier position of the block has changed
-    for j in range(int(size.max())):
-        counts, here = size > j, positions[:, j : j + 1]
-        chains = counts.nonzero()[:, 0]
-        rows = MaskedRows(chains, positions[chains, j:], here[chains])
-        drawn = _drawn(new_ids, rows, uniforms[:, j:], target, q, bool((size == j + 1).any()))
-        token, forward, back, term = drawn[:, 0].unbind(1)
-        new_ids = torch.where(counts[:, None], new_ids.scatter(1, here, token[:, None].long()), new_ids)
-        log_forward += forward
+    old, columns, sizes = ids.numpy(), positions.numpy(), size.numpy()
+    new, number = old.copy(), np.arange(columns.shape[1])
+    log_forward, log_reverse, last_term = np.zeros((3, len(old)))
+    differs_before = np.zeros(columns.shape, dtype=bool)  # an earlier position of the block has changed
+    for j in range(sizes.max()):
+        chains = (sizes > j).nonzero()[0]
+        here = columns[chains, j]
+        rows = _rows(chains, columns[chains, j:], here[:, None])
+        drawn = _drawn(torch.from_numpy(new), rows, uniforms[:, j:], target, q, bool((sizes == j + 1).any()))
+        token, forward, back, last_term[chains] = drawn[chains, 0].T
+        new[chains, here] = token
+        log_forward[chains] += forward
         # While the block's earlier tokens are the old ones, going back happens in the same context.
-        log_reverse += back.masked_fill(differs_before[:, j], 0.0)
-        last_term = torch.where(counts, term, last_term)
-        differs_before[:, j + 1 :] = (new_ids != ids).any(1, keepdim=True)
-    differs_before &= torch.arange(positions.shape[1]) < size[:, None]
-    log_reverse += _reverse_of_sequential(ids, new_ids, positions, differs_before, target, q)
-    last = positions.gather(1, (size[:, None] - 1).clamp_min(0))
-    known = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, last, (size > 0)[:, None])
-    return Proposed(new_ids, log_forward, log_reverse, known, known * last_term[:, None])
+        log_reverse[chains] += np.where(differs_before[chains, j], 0.0, back)
+        differs_before[:, j + 1 :] = (new != old).any(1)[:, None]
+    differs_before &= number < sizes[:, None]
+    log_reverse += _reverse_of_sequential(ids, new, columns, differs_before, target, q)
+    last = columns[np.arange(len(old)), np.maximum(sizes - 1, 0)]
+    return _proposed(new, log_forward, log_reverse, last, sizes > 0, last_term)
 
 
 def _reverse_of_sequential(
-    ids: Tensor, new_ids: Tensor, positions: Tensor, differs_before: Tensor, target: Target, q: ProposalDistribution
-) -> Tensor:
+    ids: Tensor, new: NDArray, columns: NDArray, differs_before: NDArray, target: Target, q: ProposalDistribution
+) -> NDArray:
     """(C,) log probability of the reverse moves whose context differs from the forward one: one row each."""
-    result = torch.zeros(len(ids), dtype=torch.float64)
-    source, j = differs_before.nonzero(as_tuple=True)
+    source, j = differs_before.nonzero()
     if len(source) == 0:
-        return result
-    here = positions[source, j][:, None]
+        return np.zeros(len(new))
+    here = columns[source, j]
     # The positions from j on are masked; the earlier ones already hold the old tokens, as `ids` has them.
-    masked = torch.where(torch.arange(positions.shape[1]) >= j[:, None], positions[source], here)
-    tokens = torch.stack([ids[source].gather(1, here), new_ids[source].gather(1, here)])[..., 0]
-    rows = MaskedRows(source, masked, here)
+    masked = np.where(np.arange(columns.shape[1]) >= j[:, None], columns[source], here[:, None])
+    tokens = torch.from_numpy(np.stack([ids.numpy()[source, here], new[source, here]]))
+    rows = _rows(source, masked, here[:, None])
 
     def reduce(logits: Tensor, n: Index) -> Tensor:
-        old, new = to_device(tokens[:, n], logits.device)
+        of, to = to_device(tokens[:, n], logits.device)
         forbidden = target.forbidden(rows, n, logits.device)
         shown = lambda: target.shown(ids, rows.some(n))  # noqa: E731
-        return q.log_back(q.log_probabilities(logits[:, 0], shown, forbidden), old, new)
+        return q.log_back(q.log_probabilities(logits[:, 0], shown, forbidden), of, to)
 
-    return result.index_add_(0, source, _possible(target.runner(target.sequences(ids), rows, reduce)))
+    found = _possible(target.runner(target.sequences(ids), rows, reduce))
+    return np.bincount(source, found, len(new))
+
+
+def _rows(source: NDArray, masked: NDArray, read: NDArray) -> MaskedRows:
+    return MaskedRows(*(torch.from_numpy(part) for part in (source, masked, read)))
+
+
+def _proposed(
+    ids: NDArray, log_forward: NDArray, log_reverse: NDArray, column: NDArray, known: NDArray, term: NDArray
+) -> Proposed:
+    """A move of which the energy term at one column (C,) of each chain is `term` (C,), where it is `known` (C,)."""
+    is_known, terms, every = np.zeros(ids.shape, dtype=bool), np.zeros(ids.shape), np.arange(len(ids))
+    is_known[every, column] = known
+    terms[every, column] = np.where(known, term, 0.0)
+    return Proposed(*(torch.from_numpy(part) for part in (ids, log_forward, log_reverse, is_known, terms)))
 
 
 def _drawn(
     ids: Tensor, rows: MaskedRows, uniforms: Tensor, target: Target, q: ProposalDistribution, with_terms: bool
-) -> Tensor:
+) -> NDArray:
     """Draws of one row or none a chain, at what it reads: (C, P, 4), float64, 0 where there is none.
 
     They are the token drawn, its log probability, that of going back to the one in `ids`, and if wanted its term.
     """
-    columns = rows.read.shape[1]
-    given = ids[rows.source].gather(1, rows.read), uniforms[rows.source, :columns]
+    source, read = rows.source.numpy(), rows.read.numpy()
+    columns = read.shape[1]
+    current = torch.from_numpy(ids.numpy()[source[:, None], read])
+    uniform = torch.from_numpy(uniforms.numpy()[source, :columns])
 
     def reduce(logits: Tensor, n: Index) -> Tensor:
         flat = logits.flatten(0, 1)
-        current, uniform = (to_device(part[n].flatten(), logits.device) for part in given)
+        given = (to_device(part[n].flatten(), logits.device) for part in (current, uniform))
         forbidden = target.forbidden(rows, n, flat.device)
         log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)), forbidden)
-        token, forward, back = q.draw(log_probabilities, current, uniform)
+        token, forward, back = q.draw(log_probabilities, *given)
         terms = [token_energy(flat, token, target.energy)] if with_terms else []
         return torch.stack([token, forward, back, *terms], -1).unflatten(0, logits.shape[:2])
 
     found = _possible(target.runner(target.sequences(ids), rows, reduce))
-    drawn = torch.zeros(len(ids), columns, 4, dtype=torch.float64)
-    drawn[rows.source, :, : found.shape[2]] = found
+    drawn = np.zeros((len(ids), columns, 4))
+    drawn[source, :, : found.shape[2]] = found
     return drawn
 
 
-def _possible(found: Tensor) -> Tensor:
+def _possible(found: Tensor) -> NDArray:
     """What was found. Raises `ValueError` for NaN, which only logits processors can make of sound logits."""
-    if bool(found.isnan().any()):
+    values = found.detach().numpy()
+    if np.isnan(values).any():
         raise ValueError("logits_processor: it left no token that may be proposed at some position")
-    return found
+    return values
 
 
 class Fill(NamedTuple):

@@ -176,8 +176,9 @@ def run_epoch(
         state, info = kernel.step(state, block, target, proposal, temperature, **arguments)
         if not target.is_constrained:
             _warn_if_outside(info, config)
-        counts = info.accepted, info.tokens_changed > 0, info.tokens_changed, block.size > 0
-        tally = Tally(*(so_far + count for so_far, count in zip(run.tally, counts, strict=True)))
+        changed = info.tokens_changed.numpy()
+        counts = info.accepted.numpy(), changed > 0, changed, block.size.numpy() > 0
+        tally = Tally(*(torch.from_numpy(own.numpy() + count) for own, count in zip(run.tally, counts, strict=True)))
         if on_step is not None and bool(info.tokens_changed.any()):
             on_step(state.ids)
         is_last = step + 1 == len(blocks)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -126,18 +128,22 @@ class Target:
         """(n P, V) bool: tokens that may not stand where some of the rows read; `None` if unsupported ones are all."""
         return None if self.position_tokens is None else self.position_tokens.forbidden(rows.some(n), device)
 
+    @cached_property
+    def _bounds(self) -> Sequences:
+        return Sequences(self.start.new_empty(len(self.start), 0), self.start, self.stop, self.context)
+
     def sequences(self, ids: Tensor) -> Sequences:
         """States `ids` (C, T) of the chains as sequences."""
-        return Sequences(ids, self.start, self.stop, self.context)
+        return self._bounds.with_ids(ids)
 
     def terms(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Energy terms (C, T) of `ids` at `wanted` (C, T), 0 elsewhere, float64. One masked row per term."""
-        source, position = wanted.nonzero(as_tuple=True)
-        result = torch.zeros(ids.shape, dtype=torch.float64)
+        (source, column), result = wanted.numpy().nonzero(), np.zeros(ids.shape)
         if len(source):
-            terms = energy_terms(self.runner, self.sequences(ids), source, position, self.energy)
-            result[source, position] = terms.double()
-        return result
+            where = torch.from_numpy(source), torch.from_numpy(column)
+            terms = energy_terms(self.runner, self.sequences(ids), *where, self.energy)
+            result[source, column] = terms.detach().numpy()
+        return torch.from_numpy(result)
 
     def extra_energy(self, ids: Tensor, wanted: Tensor | None = None) -> Tensor:
         """(C,) weighted sum of the extra energies of `ids` (C, T), float64; those of weight 0 are left out.
@@ -150,8 +156,10 @@ class Target:
                 number that its weight makes infinite.
         """
         total = torch.zeros(len(ids), dtype=torch.float64)
+        if not any(weight for weight, _ in self.extra):
+            return total
         which = torch.ones_like(total, dtype=torch.bool) if wanted is None else wanted
-        if not any(weight for weight, _ in self.extra) or not bool(which.any()):
+        if not bool(which.any()):
             return total
         asked = ids[which]
         for index, (weight, function) in enumerate(self.extra):
@@ -175,7 +183,7 @@ class Target:
 
     def shown(self, ids: Tensor, rows: MaskedRows) -> Tensor:
         """What the model is shown of rows of one length (n, L) of states `ids` (C, T)."""
-        return rows.shown(self.sequences(ids), rows.source, self.runner.mask_id)
+        return rows.shown(self.sequences(ids), rows.source.numpy(), self.runner.mask_id)
 
     def unknown_state(self, ids: Tensor) -> ChainState:
         """A state at `ids` (C, T) whose energies are not evaluated yet (NaN)."""

@@ -9,6 +9,8 @@ tokens but the masked one are those it was run with.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +21,22 @@ from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, t
 _MOST_BYTES_ON_CPU = 2**29
 # Rows whose logits are given on at a time: so many, or more of a small vocabulary.
 _BATCH, _NUMBERS_AT_ONCE = 256, 2**24
+
+
+class _Compared(NamedTuple):
+    """B sequences compared with both of their states, (2, B, …).
+
+    Attributes:
+        ids: (B, T) the sequences.
+        changed: (2, B, T) bool, columns that differ.
+        differs: (2, B) bool, whether any does.
+        holding: (2, B, T) bool, columns whose row would be the same: no token differs but the one masked.
+    """
+
+    ids: NDArray
+    changed: NDArray
+    differs: NDArray
+    holding: NDArray
 
 
 class MaskedLogitsCache(Runner):
@@ -36,12 +54,13 @@ class MaskedLogitsCache(Runner):
     def __init__(self, runner: Runner, free: Tensor, vocab_size: int, like: Tensor):
         self.runner, self.free = runner, free.numpy()
         # Logits lie in slots, numbered along the free positions of a sequence, whatever is between them.
-        self.slot = self.free.cumsum(1) - 1
         self.slots = int(self.free.sum(1).max())
+        self.slot = self.free.cumsum(1) - 1 + 2 * self.slots * np.arange(len(free))[:, None]
         self.ids = np.full((2, *free.shape), -1)
         self.known = np.zeros((2, *free.shape), dtype=bool)
         self.half = np.zeros((2, *free.shape), dtype=np.int64)  # which of a slot's two logits; states may share them
         self.present = np.zeros(len(free), dtype=np.int64)
+        self.sequence = np.arange(len(free))
         self.logits = like.new_empty(2 * len(free) * self.slots, vocab_size)
 
     @classmethod
@@ -67,97 +86,104 @@ class MaskedLogitsCache(Runner):
     def dtype(self) -> torch.dtype | None:  # type: ignore[override]
         return self.runner.dtype
 
-    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[Tensor]]:
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
         """Rows of single free positions are run as far as they are missing, then all of them are read."""
         ids, source, column = sequences.ids.numpy(), rows.source.numpy(), rows.read.numpy()[:, 0]
-        self.turn_to(ids, source)
+        compared = self.compared(ids)
+        self.turn_to(compared, source)
         if rows.read.shape[1] != 1 or not rows.masked.shape[1]:
             return self.runner.parts(sequences, rows, reduce)
         # Short blocks repeat their last column.
         kept = (rows.masked.numpy() == column[:, None]).all(1) & self.free[source, column]
         if not kept.any():
             return self.runner.parts(sequences, rows, reduce)
-        found = kept & self.find(ids, source, column)
-        tried = self.begin(ids, source[kept & ~found])
-        state = np.where(found, self.present[source], tried[source])
-        missing, results, order = torch.from_numpy((~found).nonzero()[0]), list[Tensor](), list[Tensor]()
+        found = kept & self.find(compared, source, column)
+        missing, results, order = (~found).nonzero()[0], list[Tensor](), list[NDArray]()
+        state = self.present[source]
+        if len(missing):
+            state[missing] = self.begin(compared, source[missing[kept[missing]]])[source[missing]]
 
         def noting(logits: Tensor, n: Index) -> Tensor:
-            at = missing[n].numpy()
-            own, others = kept[at].nonzero()[0], torch.from_numpy((~kept[at]).nonzero()[0])
-            if len(own):
-                values = logits if len(own) == len(at) else logits[to_device(torch.from_numpy(own), logits.device)]
-                self.write(state[at[own]], source[at[own]], column[at[own]], values[:, 0])
-            if len(others):
-                order.append(missing[n][others])
-                results.append(reduce(logits[to_device(others, logits.device)], order[-1]))
+            at = missing if isinstance(n, slice) else missing[n.numpy()]
+            which = kept[at]
+            if which.all():
+                self.write(state[at], source[at], column[at], logits[:, 0])
+            else:
+                own, others = (torch.from_numpy(part.nonzero()[0]) for part in (which, ~which))
+                mine = at[which]
+                self.write(state[mine], source[mine], column[mine], logits[to_device(own, logits.device), 0])
+                order.append(at[~which])
+                results.append(reduce(logits[to_device(others, logits.device)], torch.from_numpy(order[-1])))
             return logits[:, 0, :0]
 
         if len(missing):
-            self.runner.parts(sequences, rows if len(missing) == len(found) else rows.some(missing), noting)
-        numbers = torch.from_numpy(kept.nonzero()[0])
-        for group in sequences.of_one_length(rows.source[numbers]):
-            for some in numbers[group].split(max(_BATCH, _NUMBERS_AT_ONCE // self.logits.shape[1])):
-                at = some.numpy()
-                n = slice(None) if len(some) == len(kept) else some
+            some = rows if len(missing) == len(found) else rows.some(torch.from_numpy(missing))
+            self.runner.parts(sequences, some, noting)
+        numbers, most = kept.nonzero()[0], max(_BATCH, _NUMBERS_AT_ONCE // self.logits.shape[1])
+        for group in sequences.of_one_length(source[numbers]):
+            for first in range(0, len(group), most):
+                at = numbers[group[first : first + most]]
+                n = slice(None) if len(at) == len(kept) else torch.from_numpy(at)
                 results.append(reduce(self.read(state[at], source[at], column[at])[:, None], n))
-                order.append(some)
+                order.append(at)
         return results, order
 
-    def turn_to(self, ids: NDArray, source: NDArray) -> None:
-        """Some sequences, `source`, are given as `ids` (B, T): at the state they were at or, maybe, tried."""
-        given = np.zeros(len(ids), dtype=bool)
-        given[source] = True
-        turned = given & self._changed(self.present, ids).any(1) & ~self._changed(1 - self.present, ids).any(1)
+    def compared(self, ids: NDArray) -> _Compared:
+        """Sequences (B, T) compared with both of their states."""
+        changed = self.ids != ids
+        count = changed.sum(2, keepdims=True)
+        return _Compared(ids, changed, count[..., 0] > 0, count == changed)
+
+    def turn_to(self, compared: _Compared, source: NDArray) -> None:
+        """Some sequences, `source`, are given: at the state they were at or, maybe, tried."""
+        other, differs = 1 - self.present, compared.differs
+        turned = differs[self.present, self.sequence] & ~differs[other, self.sequence]
         if not turned.any():
             return
+        given = np.zeros(len(turned), dtype=bool)
+        given[source] = True
+        b = (turned & given).nonzero()[0]
         # Rows of the other state may hold here, too.
-        old = self.present
-        b, column = ((self._holding(old, ids) & ~self._holding(1 - old, ids)) & turned[:, None]).nonzero()
-        self.half[1 - old[b], b, column] = self.half[old[b], b, column]
-        self.known[1 - old[b], b, column] = True
-        self.present = np.where(turned, 1 - old, old)
+        old, new = self.present[b], other[b]
+        holding = self.known[:, b] & compared.holding[:, b]
+        which = np.arange(len(b))
+        more = holding[old, which] & ~holding[new, which]
+        self.half[new, b] = np.where(more, self.half[old, b], self.half[new, b])
+        self.known[new, b] |= more
+        self.present[b] = new
 
-    def find(self, ids: NDArray, source: NDArray, column: NDArray) -> NDArray:
-        """(N,) bool: whether the rows of sequences `source`, among `ids` (B, T), with `column` masked are there.
+    def find(self, compared: _Compared, source: NDArray, column: NDArray) -> NDArray:
+        """(N,) bool: whether the rows of sequences `source` with `column` masked are there.
 
         Only what a sequence's present state has is found.
         """
-        return self._holding(self.present, ids)[source, column]
+        where = self.present[source], source, column
+        return self.known[where] & compared.holding[where]
 
-    def begin(self, ids: NDArray, source: NDArray) -> NDArray:
-        """Rows of sequences `source` at `ids` (B, T) will be written.
+    def begin(self, compared: _Compared, source: NDArray) -> NDArray:
+        """Rows of sequences `source` will be written.
 
         Returns:
-            (B,) the state that a sequence is, or is from now on: the present one if `ids` are its, else the other.
+            (B,) the state that a sequence is, or is from now on: the present one if it is as that, else the other.
         """
-        b = np.unique(source)
-        state = self.present ^ self._changed(self.present, ids).any(1)
-        self.known[state[b], b] = self._holding(state, ids)[b]
-        self.ids[state[b], b] = ids[b]
+        state = self.present ^ compared.differs[self.present, self.sequence]
+        b = source[state[source] != self.present[source]]  # the others are as they were
+        self.known[state[b], b] &= compared.holding[state[b], b]
+        self.ids[state[b], b] = compared.ids[b]
         return state
 
     def read(self, state: NDArray, source: NDArray, column: NDArray) -> Tensor:
         """(N, V) logits of rows."""
-        return self.logits[self._places(state, source, column)]
+        return self.logits.index_select(0, self._places(state, source, column))
 
     def write(self, state: NDArray, source: NDArray, column: NDArray, logits: Tensor) -> None:
         """Notes logits (N, V) of rows that were run, each once, of sequences that have been begun."""
-        shared = self.known[1 - state, source, column] & (self.half[0, source, column] == self.half[1, source, column])
-        self.half[state, source, column] ^= shared
+        half = self.half[:, source, column]
+        self.half[state, source, column] ^= self.known[1 - state, source, column] & (half[0] == half[1])
         self.known[state, source, column] = True
-        self.logits[self._places(state, source, column)] = logits
+        self.logits.index_copy_(0, self._places(state, source, column), logits)
 
     def _places(self, state: NDArray, source: NDArray, column: NDArray) -> Tensor:
         """Where logits lie."""
-        place = (2 * source + self.half[state, source, column]) * self.slots + self.slot[source, column]
+        place = self.half[state, source, column] * self.slots + self.slot[source, column]
         return to_device(torch.from_numpy(place), self.logits.device)
-
-    def _changed(self, state: NDArray, ids: NDArray) -> NDArray:
-        """(B, T) bool: where `ids` differs from the states (B,)."""
-        return np.where(state[:, None], self.ids[1], self.ids[0]) != ids
-
-    def _holding(self, state: NDArray, ids: NDArray) -> NDArray:
-        """(B, T) bool: the columns whose rows are known and hold for `ids`: no token differs but the one masked."""
-        changed = self._changed(state, ids)
-        return np.where(state[:, None], self.known[1], self.known[0]) & (changed.sum(1, keepdims=True) == changed)

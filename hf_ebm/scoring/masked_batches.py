@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
@@ -41,13 +42,13 @@ class _Batch(NamedTuple):
     Attributes:
         numbers: which of the rows of the pool they are.
         rows: these rows.
-        source: (n,) `rows.source` on the CPU.
+        source: (n,) `rows.source` on the host.
         shown: (n, L) what the model is shown.
     """
 
     numbers: Index
     rows: MaskedRows
-    source: Tensor
+    source: NDArray
     shown: Tensor
 
 
@@ -97,7 +98,7 @@ class MaskedBatchRunner(Runner):
             raise ValueError("mask_token_id is not set, so nothing can be masked")
         return self.mask_token_id
 
-    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[Tensor]]:
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
         """See `Runner`.
 
         Where gradients are wanted and the budget doesn't hold all rows at once, what it does hold is run again on the
@@ -106,8 +107,8 @@ class MaskedBatchRunner(Runner):
         if len(rows.source) == 0:
             raise ValueError("rows: there is nothing to run")
         results: list[Tensor] = []
-        order: list[Tensor] = []
-        source, device = rows.source.cpu(), self.device or sequences.ids.device
+        order: list[NDArray] = []
+        source, device = rows.source.cpu().numpy(), self.device or sequences.ids.device
         waiting = sequences.of_one_length(source)
         while waiting:
             budget = self.token_budget(device)
@@ -140,10 +141,10 @@ class MaskedBatchRunner(Runner):
         return self._budgets[gradient]
 
     def _next_passes(
-        self, budget: int, sequences: Sequences, rows: MaskedRows, source: Tensor, waiting: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+        self, budget: int, sequences: Sequences, rows: MaskedRows, source: NDArray, waiting: list[NDArray]
+    ) -> tuple[list[NDArray], list[NDArray]]:
         """Row numbers of the passes whose logits are taken together next, and what is left of the groups."""
-        passes: list[Tensor] = []
+        passes: list[NDArray] = []
         rest = list(waiting)
         room, held = max(1, budget // self._logits_cost(rows)), 0
         gradient, left = torch.is_grad_enabled(), budget
@@ -151,7 +152,7 @@ class MaskedBatchRunner(Runner):
         if sequences.context is not None and sequences.context.states is not None:
             enough = 1  # passes that are held back hold their inputs, which is nothing but for these
         while rest and held < min(room, enough):
-            length = _length(sequences, source, rest[0])
+            length = int(sequences.lengths[source[rest[0][0]]])
             if gradient and passes and length > left:
                 break
             size = min(room - held, max(1, left // length), len(rest[0]))
@@ -162,9 +163,9 @@ class MaskedBatchRunner(Runner):
                 left -= size * length
         return passes, rest
 
-    def _cost(self, sequences: Sequences, rows: MaskedRows, source: Tensor, passes: list[Tensor]) -> int:
+    def _cost(self, sequences: Sequences, rows: MaskedRows, source: NDArray, passes: list[NDArray]) -> int:
         """Tokens that passes whose logits are taken together count for: those of the largest, or of all logits."""
-        longest = max(len(numbers) * _length(sequences, source, numbers) for numbers in passes)
+        longest = max(len(numbers) * int(sequences.lengths[source[numbers[0]]]) for numbers in passes)
         return max(longest, sum(map(len, passes)) * self._logits_cost(rows))
 
     def _logits_cost(self, rows: MaskedRows) -> int:
@@ -172,9 +173,9 @@ class MaskedBatchRunner(Runner):
         return max(1, math.ceil(rows.read.shape[1] * self.vocab_size * BYTES_PER_LOGIT / _BYTES_PER_TOKEN))
 
     def _run(
-        self, sequences: Sequences, rows: MaskedRows, passes: list[Tensor], source: Tensor, reduce: Reducer
+        self, sequences: Sequences, rows: MaskedRows, passes: list[NDArray], source: NDArray, reduce: Reducer
     ) -> list[Tensor]:
-        """Results of some rows, by pass; `source` is that of all rows, on the CPU."""
+        """Results of some rows, by pass; `source` is that of all rows."""
         batches = [self._batch(sequences, rows, numbers, source[numbers]) for numbers in passes]
         inputs = [self._pass(sequences, batch) for batch in batches]
         together = getattr(self.position_logits, "together", None)
@@ -187,25 +188,25 @@ class MaskedBatchRunner(Runner):
         logits = [self._for_reducers(own, sequences) for own in found]
         return [reduce(own, batch.numbers) for own, batch in zip(logits, batches, strict=True)]
 
-    def _batch(self, sequences: Sequences, rows: MaskedRows, numbers: Tensor, source: Tensor) -> _Batch:
+    def _batch(self, sequences: Sequences, rows: MaskedRows, numbers: NDArray, source: NDArray) -> _Batch:
         if len(numbers) == len(rows.source):  # numbers of one length ascend
             return _Batch(slice(None), rows, source, rows.shown(sequences, source, self.mask_id))
-        on_device = to_device(numbers, sequences.ids.device)
+        on_device = to_device(torch.from_numpy(numbers), sequences.ids.device)
         some = rows.some(on_device)
         return _Batch(on_device, some, source, some.shown(sequences, source, self.mask_id))
 
     def _pass(self, sequences: Sequences, batch: _Batch) -> Pass:
         states, given = None, {}
         if sequences.context is not None:
-            own = sequences.context.rows(batch.rows.source, batch.source)
+            own = sequences.context.rows(batch.rows.source, torch.from_numpy(batch.source))
             given = {name: sequences.attended(batch.source, value) for name, value in own.by_token.items()}
             given |= own.by_sequence
             if own.states is not None and own.lengths is not None:
                 states = own.states[:, : int(own.lengths[0])]
-        device, columns = self.device or batch.shown.device, sequences.columns_shown(batch.source, batch.rows.read)
-        both = to_device(torch.cat([batch.shown.flatten(), columns.flatten()]), device)  # in one copy
-        shown, positions = both[: batch.shown.numel()], both[batch.shown.numel() :]
-        shown, positions = shown.view(batch.shown.shape), positions.view(columns.shape)
+        shown, positions = batch.shown, sequences.columns_shown(batch.source, batch.rows.read)
+        if self.device not in (None, shown.device):
+            both = to_device(torch.cat([shown.flatten(), positions.flatten()]), self.device)  # in one copy
+            shown, positions = both[: shown.numel()].view(shown.shape), both[shown.numel() :].view(positions.shape)
         ids, inputs = self.prepare(shown, states)
         return Pass(ids, positions, given | inputs)
 
@@ -215,12 +216,6 @@ class MaskedBatchRunner(Runner):
             logits = logits.float()
         device = self.device or sequences.ids.device
         return logits.to(device if device == sequences.ids.device else where_float64_is(device))
-
-
-def _length(sequences: Sequences, source: Tensor, numbers: Tensor) -> int:
-    """Of rows `numbers` of one length, `source` being that of all rows, on the CPU."""
-    first = source.numpy()[numbers.numpy()[0]]
-    return int(sequences.stop.numpy()[first] - sequences.start.numpy()[first])
 
 
 def where_float64_is(device: torch.device) -> torch.device:

@@ -13,11 +13,14 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from hf_ebm.renamed import warn_of_rename
@@ -38,7 +41,8 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=values.device.type == "cpu")
 
 
-class Sequences(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Sequences:
     """Sequences to make rows of.
 
     Attributes:
@@ -54,48 +58,64 @@ class Sequences(NamedTuple):
     context: Context | None = None
     numbers: Tensor | None = None
 
-    @property
+    def with_ids(self, ids: Tensor) -> Sequences:
+        """Other tokens (B, T) within the same bounds, of which nothing is found out anew."""
+        _ = self.lengths, self.common_start, self.kinds
+        other = object.__new__(Sequences)
+        other.__dict__.update(self.__dict__, ids=ids)
+        return other
+
+    @cached_property
+    def lengths(self) -> NDArray:
+        """(B,) how many columns of each are shown."""
+        return (self.stop - self.start).numpy()
+
+    @cached_property
     def common_start(self) -> int | None:
         """Where all sequences start, or `None` where some start elsewhere."""
         start = self.start.numpy()
         return int(start[0]) if (start == start[0]).all() else None
 
-    def attended(self, source: Tensor, values: Tensor) -> Tensor:
+    @cached_property
+    def kinds(self) -> NDArray | None:
+        """(B, …) lengths of sequences and of their contexts, or `None` where all have the same."""
+        lengths = self.lengths[:, None]
+        if self.context is not None and self.context.lengths is not None:
+            lengths = np.concatenate([lengths, self.context.lengths.numpy()[:, None]], 1)
+        return None if (lengths == lengths[0]).all() else lengths
+
+    def attended(self, source: NDArray, values: Tensor) -> Tensor:
         """The columns that the model is shown (n, L, …) of `values` (n, T, …).
 
         Args:
-            source: (n,) which sequences the values are of, all of one length, on the CPU.
+            source: (n,) which sequences the values are of, all of one length.
         """
-        first, start = source.numpy()[0], self.common_start
-        length = int(self.stop.numpy()[first] - self.start.numpy()[first])
+        length, start = int(self.lengths[source[0]]), self.common_start
         if start is not None:
-            return values[:, start : start + length]
-        shift = to_device(self.start[source], values.device)[:, None]
+            return values if length == values.shape[1] else values[:, start : start + length]
+        shift = to_device(self.start[torch.from_numpy(source)], values.device)[:, None]
         index = shift + torch.arange(length, device=values.device)
         return values[torch.arange(len(values), device=values.device)[:, None], index]
 
-    def columns_shown(self, source: Tensor, columns: Tensor) -> Tensor:
+    def columns_shown(self, source: NDArray, columns: Tensor) -> Tensor:
         """Columns (n, P) of sequences `source`, as `attended` shows them."""
         start = self.common_start
         if start is not None:
             return columns - start if start else columns
-        return columns - to_device(self.start[source], columns.device)[:, None]
+        return columns - to_device(self.start[torch.from_numpy(source)], columns.device)[:, None]
 
-    def of_one_length(self, source: Tensor) -> list[Tensor]:
+    def of_one_length(self, source: NDArray) -> list[NDArray]:
         """Row numbers grouped so that the rows of a group have one length, and contexts of one length.
 
         Args:
             source: (N,) the sequence of each row, as the numbers on the CPU.
         """
-        lengths = (self.stop - self.start).numpy()[:, None]
-        if self.context is not None and self.context.lengths is not None:
-            lengths = np.concatenate([lengths, self.context.lengths.numpy()[:, None]], 1)
-        if (lengths == lengths[0]).all():
-            return [torch.arange(len(source))]
+        if self.kinds is None:
+            return [np.arange(len(source))]
         by_length: dict[tuple, list[int]] = defaultdict(list)
-        for number, key in enumerate(map(tuple, lengths[source.numpy()].tolist())):
+        for number, key in enumerate(map(tuple, self.kinds[source].tolist())):
             by_length[key].append(number)
-        return [torch.tensor(by_length[key]) for key in sorted(by_length)]
+        return [np.array(by_length[key]) for key in sorted(by_length)]
 
 
 class BadLogitsError(ValueError):
@@ -159,9 +179,9 @@ class MaskedRows(NamedTuple):
         """Those of some numbers."""
         return MaskedRows(*(part[numbers] for part in self))
 
-    def shown(self, sequences: Sequences, source: Tensor, mask_token_id: int) -> Tensor:
+    def shown(self, sequences: Sequences, source: NDArray, mask_token_id: int) -> Tensor:
         """What the model is shown of rows of one length (n, L); `source` on the CPU, too."""
-        ids = sequences.ids[self.source]
+        ids = sequences.ids.index_select(0, self.source)
         if self.masked.shape[1]:
             ids = ids.scatter(1, self.masked, mask_token_id)
         return sequences.attended(source, ids)
@@ -184,8 +204,8 @@ class Runner(ABC):
     def mask_id(self) -> int: ...
 
     @abstractmethod
-    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[Tensor]]:
-        """Results of some rows each, where the logits are, and the numbers of these rows, on the CPU."""
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
+        """Results of some rows each, where the logits are, and the numbers of these rows."""
 
     def __call__(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> Tensor:
         """Runs every row and returns `reduce`'s results in the order of the rows, where the sequences are.
@@ -207,8 +227,9 @@ class Runner(ABC):
             return torch.cat([found.reshape(len(found), -1), *torch.aminmax(logits.detach(), dim=-1)], 1)
 
         found = in_order(*self.parts(sequences, rows, with_extremes), sequences.ids.device)
-        results, extremes = found.tensor_split([found.shape[1] - 2 * rows.read.shape[1]], 1)
-        if not math.isfinite(float(extremes.detach().sum())):
+        width = found.shape[1] - 2 * rows.read.shape[1]
+        results, extremes = found[:, :width], found[:, width:].detach()
+        if not math.isfinite(float(extremes.sum())):
             bad = (~extremes.unflatten(1, (2, -1)).isfinite().all(1)).nonzero()
             if len(bad):
                 row, place = bad[0].tolist()
@@ -218,7 +239,7 @@ class Runner(ABC):
         return results.reshape(-1, *shape)
 
 
-def in_order(results: list[Tensor], numbers: list[Tensor], device: torch.device) -> Tensor:
+def in_order(results: list[Tensor], numbers: Sequence[ArrayLike], device: torch.device) -> Tensor:
     """Results of some rows each as one tensor on a device, in the order of the rows' numbers, which are 0 to N - 1.
 
     Example:
@@ -226,8 +247,9 @@ def in_order(results: list[Tensor], numbers: list[Tensor], device: torch.device)
         >>> in_order(parts, [torch.tensor([0, 2]), torch.tensor([1])], torch.device("cpu"))
         tensor([5., 6., 7.])
     """
-    order = np.concatenate([own.numpy() for own in numbers])
-    found = (results[0] if len(results) == 1 else torch.cat(results)).to(device)
+    if len(results) == 1:  # numbers of one length ascend
+        return results[0].to(device)
+    order, found = np.concatenate(numbers), torch.cat(results).to(device)
     if (order[1:] > order[:-1]).all():
         return found
     return found[to_device(torch.from_numpy(order.argsort()), device)]

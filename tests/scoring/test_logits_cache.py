@@ -19,17 +19,17 @@ def cache_of_two() -> MaskedLogitsCache:
 def note(cache: MaskedLogitsCache, ids: list[int], values: dict[int, float], number: int = 1) -> None:
     columns, source = np.array(list(values)), np.full(len(values), number)
     logits = torch.tensor(list(values.values()))[:, None].expand(-1, 4)
-    state = cache.begin(np.array([ids, ids]), source)
+    state = cache.begin(cache.compared(np.array([ids, ids])), source)
     cache.write(state[source], source, columns, logits)
 
 
 def turn_to(cache: MaskedLogitsCache, ids: list[int], number: int = 1) -> None:
-    cache.turn_to(np.array([ids, ids]), np.array([number]))
+    cache.turn_to(cache.compared(np.array([ids, ids])), np.array([number]))
 
 
 def found(cache: MaskedLogitsCache, ids: list[int], column: int, number: int = 1) -> float | None:
     source, columns = np.array([number]), np.array([column])
-    if not cache.find(np.array([ids, ids]), source, columns).all():
+    if not cache.find(cache.compared(np.array([ids, ids])), source, columns).all():
         return None
     return float(cache.read(cache.present[source], source, columns)[0, 0])
 

@@ -1,5 +1,6 @@
 """Packing, budgets and the head at chosen positions: none of them may change a value."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -339,7 +340,7 @@ def test_states_of_encoders_are_not_held_back_for_a_head():
 
     sequences, scored = sequences_of(ROWS)
     context = Context({}, {}, torch.zeros(5, 7, 16), torch.full((5,), 7))
-    token_energies(MaskedBatchRunner(Recorder(), 3, 9), sequences._replace(context=context), scored, "raw")
+    token_energies(MaskedBatchRunner(Recorder(), 3, 9), replace(sequences, context=context), scored, "raw")
     assert [len(pool) for pool in pools] == [1] * len(set(map(len, ROWS)))
     pools.clear()
     token_energies(MaskedBatchRunner(Recorder(), 3, 9), sequences, scored, "raw")

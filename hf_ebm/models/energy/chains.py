@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -99,14 +100,14 @@ def build_chains(
         sequences, free = check_inputs(model, *rows)
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
         _check_numbers(further_inputs)
-        sequences = sequences._replace(context=context_of(model, sequences, *source, further_inputs, one_source=True))
+        sequences = replace(sequences, context=context_of(model, sequences, *source, further_inputs, one_source=True))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         _check_rows(inputs, prompts)
         keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
         context = context_of(model, checked.sequences, *source, further_inputs)
-        checked = checked._replace(sequences=checked.sequences._replace(context=context))
+        checked = checked._replace(sequences=replace(checked.sequences, context=context))
         sequences, free = _copied(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
         )

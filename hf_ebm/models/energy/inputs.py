@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from inspect import Parameter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -334,7 +335,7 @@ def check_energy_inputs(
         row, position = masked.nonzero()[0].tolist()
         raise ValueError(f"input_ids: row {row} holds a mask token at scored position {position}; it has no energy")
     context = context_of(model, sequences, encoder_input_ids, encoder_attention_mask, further_inputs)
-    return EnergyInputs(sequences._replace(context=context), scored)
+    return EnergyInputs(replace(sequences, context=context), scored)
 
 
 def mask_id_of(model: EnergyModel) -> int:

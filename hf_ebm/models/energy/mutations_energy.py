@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -319,7 +320,7 @@ def _energies(
         sequences, scored = check_energy_inputs(model, ids, attention_mask, None, None, None, further_inputs)
         users = torch.tensor([first_rows[own] for own in pool], device=scored.device)
         try:
-            terms = token_energies(runner, sequences._replace(numbers=users), scored, model.config.energy)
+            terms = token_energies(runner, replace(sequences, numbers=users), scored, model.config.energy)
         except BadLogitsError as error:
             raise BadLogitsError(error.row, error.position, "variants: row") from error
         found.append(terms.double().sum(1).cpu())
