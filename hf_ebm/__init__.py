@@ -4,11 +4,13 @@
   `LSTMSeq2SeqForConditionalGeneration`, `BiLSTMForMaskedLM`).
 - `exact`: enumeration of small spaces, the oracle of the tests.
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
-- `relaxations`, `objectives`: pure functions on tensors: soft search, stepwise decoding, schedules, losses and costs.
+- `relaxations`, `objectives`: soft search, and the decoder it runs step by step; losses, costs, estimates of log Z.
 - `assets`: embedded models; `data`: offline data sets; `cli`: the command `hf-ebm`; `demo`: a page around a model.
 - `trainers`: Trainer subclasses; `pipelines`: Transformers pipelines; `evaluate_modules`: metrics for `evaluate`.
 - `publishing`: uploads to the Hub; `hub_cards`: templates of model cards; `plots`: plots of chains and energies.
-- `loading`, `texts`, `checks`, `generation_settings`, `model_facts`, `model_modes`, `random_state`, `runtime`: shared.
+- `checks` of arguments; `texts` and tokenizers; `model_facts`: what a model is; `model_modes`: how it is run;
+  `loading`: models by name; `generation_settings`: settings, each declared once; `random_state`, `runtime`: seeds,
+  memory, processes.
 - `exports`: what `import hf_ebm` gives; `registration`: models of the auto classes; `renamed`: old names.
 
 Nothing is imported before it is used. Transformers' auto classes know the models from the start.

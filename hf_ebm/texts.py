@@ -1,4 +1,4 @@
-"""Texts as callers give them, and any tokenizer: ids, prompts, what it has no token for, and energies of texts."""
+"""Texts as callers give them, and any tokenizer: ids of texts and words, prompts, unknown tokens, text energies."""
 
 from __future__ import annotations
 
