@@ -141,9 +141,9 @@ class ExperimentCache:
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
-        task = self.task(run.task)
 
         def compute() -> dict:
+            task = self.task(run.task)
             return task.kind.scores(self.outputs(run, seed, split, decoding), task.texts[split])
 
         return self.kept("scores", run, seed, compute, split, asdict(decoding))

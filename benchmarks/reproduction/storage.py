@@ -55,30 +55,36 @@ def check_folder(folder: Path) -> None:
 
 def kept(path: Path, compute: Callable[[], Any]) -> Any:
     """What `compute` gives, from the file if it is there: tensors in `.pt`, else JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            Deadline.check()
-            _write(path, compute())
+    if not path.exists():
+        Deadline.check()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                _write(path, compute())
     return _read(path)
 
 
 def kept_run(target: Path, name: str, train: Callable[[Path], Trainer]) -> list[dict]:
     """Logs of a training run, which `train` does in the folder that it is given; the model is kept beside them."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not (target / "logs.json").exists():
-            Deadline.check()
-            started, work = time.perf_counter(), target.with_name(f"{target.name}.unfinished")
-            trainer = train(work)
-            trainer.model.save_pretrained(work)
-            for checkpoint in work.glob("checkpoint-*"):
-                shutil.rmtree(checkpoint)
-            _write(work / "logs.json", trainer.state.log_history)
-            shutil.rmtree(target, ignore_errors=True)
-            work.rename(target)
-            print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
+    if not (target / "logs.json").exists():
+        Deadline.check()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not (target / "logs.json").exists():
+                _train_into(target, name, train)
     return _read(target / "logs.json")
+
+
+def _train_into(target: Path, name: str, train: Callable[[Path], Trainer]) -> None:
+    started, work = time.perf_counter(), target.with_name(f"{target.name}.unfinished")
+    trainer = train(work)
+    trainer.model.save_pretrained(work)
+    for checkpoint in work.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    _write(work / "logs.json", trainer.state.log_history)
+    shutil.rmtree(target, ignore_errors=True)
+    work.rename(target)
+    print(f"  {name}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def until_converged() -> dict:
