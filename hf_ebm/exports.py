@@ -3,7 +3,6 @@
 from hf_ebm.exact import ExactDistribution, enumerate_distribution
 from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
-from hf_ebm.models.energy.expert_energy import ExpertEnergy
 from hf_ebm.models.lstm import (
     BiLSTMForMaskedLM,
     BiLSTMMaskedLMConfig,
@@ -20,7 +19,7 @@ from hf_ebm.models.residual import (
 from hf_ebm.relaxations.soft_beam import soft_beam_search
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput
-from hf_ebm.texts import TextEnergy
+from hf_ebm.texts import ExpertEnergy, TextEnergy
 
 __all__ = [
     "BiLSTMForMaskedLM",

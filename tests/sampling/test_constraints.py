@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from hf_ebm.models.energy import constrained_chains
+from hf_ebm.models.energy import chains
 from hf_ebm.sampling.constraints import at_most_changes
 from hf_ebm.sampling.kernels import KERNELS
 from tests.conftest import plain_token_energies, tiny_energy_model
@@ -110,7 +110,7 @@ def test_a_budget_that_follows_the_chain_is_noticed(model, monkeypatch):
 
         return near
 
-    monkeypatch.setattr(constrained_chains, "at_most_changes", following)
+    monkeypatch.setattr(chains, "at_most_changes", following)
     with pytest.raises(AssertionError):
         check_law(model, "max_changes", sampled(model, "max_changes"))
 

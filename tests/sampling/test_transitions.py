@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_ebm import ChainGenerationConfig
 from hf_ebm.exact import enumerate_distribution
-from hf_ebm.models.energy.constrained_chains import constrained
+from hf_ebm.models.energy.chains import constrained
 from hf_ebm.sampling import kernels
 from hf_ebm.sampling.kernels import StepBlock, WorkSaving, metropolis_hastings
 from hf_ebm.sampling.proposals import BlockProposal, ProposalDistribution

@@ -18,8 +18,7 @@ from transformers.utils import logging
 
 from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.models.energy.chains import Chains, build_chains, proposal_support
-from hf_ebm.models.energy.constrained_chains import check_starts, constrained
+from hf_ebm.models.energy.chains import Chains, build_chains, check_starts, constrained, proposal_support
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.sampling.configuration import ChainGenerationConfig
