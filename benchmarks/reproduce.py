@@ -124,7 +124,9 @@ TABLES |= {
     )
 }
 TABLES |= {
-    f"long-{task}": Table(f"{title}, all objectives", long_outputs.COLUMNS, functools.partial(long_outputs.table, task))
+    f"long-{task}": Table(
+        f"{title}, all objectives", long_outputs.columns(task), functools.partial(long_outputs.table, task)
+    )
     for task, title in (
         ("stress-phrases", "stress of phrases"),
         ("g2p-phrases", "pronunciation of phrases"),

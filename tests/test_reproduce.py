@@ -452,10 +452,10 @@ def test_a_table_of_long_outputs_runs(tmp_path, monkeypatch):
     splits = {"train": verses, "validation": verses.select(range(8)), "test": verses.select(range(8))}
     monkeypatch.setattr(tasks, "load_verse_pairs", lambda max_words: DatasetDict(splits))
     monkeypatch.setattr(tasks, "PIECES", 40)
-    report = Report("long", "title", long_outputs.COLUMNS, [1])
+    report = Report("long", "title", TABLES["long-translation"].columns, [1])
     experiments = ExperimentCache(replace(TINY, held_out=8, seeds=(1,)), tmp_path)
     TABLES["long-translation"].fill(experiments, report)
-    assert all(set(runs) == set(long_outputs.COLUMNS) for runs in report.rows.values())
+    assert all(set(runs) == {*long_outputs.COLUMNS, long_outputs.NGRAMS} for runs in report.rows.values())
     assert {"MGS", "minimum risk", long_outputs.GLOBAL_NORMALIZED} <= set(report.rows)
 
 

@@ -14,7 +14,13 @@ HARD, SOFT = "scheduled sampling, hard", "scheduled sampling, soft"
 LOCAL, GLOBAL, NORMALIZED = "soft beam, local", "soft beam, global", "self-normalized start"
 GLOBAL_NORMALIZED = "soft beam, global, from the self-normalized start"
 COLUMNS = [f"{decoding} {split}" for split in ("validation", "test") for decoding in ("greedy", f"beam {BEAMS}")]
+NGRAMS = f"4-grams, beam {BEAMS} test"
 COSTS = {"MGS": "MGS-SBLEU", "minimum risk": "MRT"}  # names in the tables of Welleck and Cho
+
+
+def columns(task: str) -> list[str]:
+    """Columns of a task's table: with 4-grams where outputs aren't labels."""
+    return COLUMNS if TASKS[task].tagging else [*COLUMNS, NGRAMS]
 
 
 def _runs(experiments: ExperimentCache, task: str) -> dict[str, RunConfig]:
@@ -36,10 +42,13 @@ def table(task: str, experiments: ExperimentCache, report: Report) -> None:
     """Each method, decoded greedily and by hard beam search."""
     metric = TASKS[task].selection
     for name, run in _runs(experiments, task).items():
+        normalization = str(dict(run.options).get("normalization", "local"))
+        if NGRAMS in report.columns:
+            precisions = experiments.each_seed(run, "test", Decoding(BEAMS, normalization), "precision_4")
+            report.add(name, {NGRAMS: precisions})
         for split in ("validation", "test"):
             for label, beams in (("greedy", 1), (f"beam {BEAMS}", BEAMS)):
-                normalization = dict(run.options).get("normalization", "local")
-                decoding = Decoding(beams, str(normalization))
+                decoding = Decoding(beams, normalization)
                 report.add(name, {f"{label} {split}": experiments.each_seed(run, split, decoding, metric)})
     report.notes.append(
         f"{metric}, per cent. All but the starts train for {experiments.scale.search_epochs} epochs from a converged "
@@ -51,5 +60,7 @@ def table(task: str, experiments: ExperimentCache, report: Report) -> None:
     report.finding("beam: local search above CE trained on", (LOCAL, beam), (BASELINE, beam))
     report.finding("beam: global search above CE trained on", (GLOBAL_NORMALIZED, beam), (BASELINE, beam))
     report.finding("beam: global above local search", (GLOBAL_NORMALIZED, beam), (LOCAL, beam))
-    for name in COSTS.keys() & report.rows.keys():
+    if NGRAMS in report.columns:
+        report.finding("4-grams: global above local search", (GLOBAL_NORMALIZED, NGRAMS), (LOCAL, NGRAMS))
+    for name in [name for name in COSTS if name in report.rows]:
         report.finding(f"greedy: {name} above CE trained on", (name, greedy), (BASELINE, greedy))

@@ -111,13 +111,14 @@ def transcription_metrics(predictions: list[str], rows: Dataset) -> dict[str, fl
 
 
 def translation_metrics(predictions: list[str], rows: Dataset) -> dict[str, float]:
-    """Of texts: sacrebleu's BLEU with its default tokenizer, chrF, and sentence BLEU of the pieces, per cent."""
+    """Of texts: sacrebleu's BLEU with its default tokenizer, 4-grams, chrF; sentence BLEU of the pieces; per cent."""
     from sacrebleu.metrics import BLEU, CHRF
 
     texts, references = [detokenized(text) for text in predictions], [[detokenized(text) for text in rows["target"]]]
     bleu = BLEU().corpus_score(texts, references)
     return {
         "bleu": bleu.score,
+        "precision_4": bleu.precisions[3],
         "chrf": CHRF().corpus_score(texts, references).score,
         "sentence_bleu": 100 * (1 - float(sentence_bleu_cost(predictions, list(rows["target"])).mean())),
         "length_ratio": bleu.sys_len / bleu.ref_len,
