@@ -140,13 +140,13 @@ def test_compilation_ends(dynamic, graphs):
     model.compile(backend=recording(graphs), dynamic=dynamic)
     logits = PositionLogits(model.mlm)
     counts = []
-    for sizes in ([7, 12, 40, 64, 21, 130], range(1, 140, 9)):
+    for sizes in ([7, 12, 40], range(1, 41, 6)):
         for rows in sizes:
             for length in (5, 7, 9) if dynamic is None else (5,):
                 with torch.no_grad():
                     assert logits(torch.full((rows, length), 5), torch.ones(rows, 1, dtype=torch.long)).shape[0] == rows
         counts.append(len(graphs))
-    assert counts[0] == counts[1] <= (3 if dynamic is None else 5)
+    assert counts[0] == counts[1] <= 3
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
