@@ -48,10 +48,12 @@ def read_verses(cache_dir: str | Path) -> list[str]:
 
 
 def _unpack_debian_packages(cache: Path) -> tuple[str, list[str]]:
+    advice = f"install the Debian packages {' and '.join(KJV_PACKAGES)} to get the text"
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise RuntimeError(f"install the Debian packages {' and '.join(KJV_PACKAGES)} to get the text")
+        raise RuntimeError(advice)
     cache.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["apt-get", "download", "-q", *KJV_PACKAGES], cwd=cache, check=True)
+    if subprocess.run(["apt-get", "download", "-q", *KJV_PACKAGES], cwd=cache).returncode:
+        raise RuntimeError(f"apt-get can't download them: {advice}")
     for package in cache.glob("bible-kjv*.deb"):
         subprocess.run(["dpkg", "-x", package.name, "root"], cwd=cache, check=True)
     return str(cache / "root/usr/bin/bible"), ["-p", str(cache / "root/usr/lib")]

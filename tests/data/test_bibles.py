@@ -57,6 +57,17 @@ def test_what_is_missing_is_told(program, monkeypatch, tmp_path):
         load_verse_pairs()
 
 
+def test_a_text_that_cannot_be_downloaded_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"^install the Debian packages bible-kjv and bible-kjv-text"):
+        bibles.read_verses(tmp_path / "cache")
+    for name in ("apt-get", "dpkg"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 100")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"apt-get can't download .*bible-kjv-text"):
+        bibles.read_verses(tmp_path / "cache")
+
+
 def test_the_name_of_the_module_ends_a_text_and_is_no_part_of_it():
     listing = "John 1:1: A <b> c\n(mod)\nRevelation of John 2:3: D: 4:5: e\nf\n\n(mod)\nJude 1:2: \n"
     assert parse_verses(listing) == {"John 1:1": "a c", "Revelation of John 2:3": "d: 4:5: e f"}
