@@ -21,6 +21,7 @@ REDUCED = {
         "length": 6, "num_chains": 2, "num_epochs": 6, "burn_in": 2, "weights": [2.0], "classifier_iterations": 3,
         "infill_chains": 2, "infill_epochs": 4, "check_chains": 2, "check_epochs": 6,
     },
+    "joint_fills": {"words": ["present"], "row_limits": [20, 40], "num_blanks": 2, "top_k": 3},
     "publishing": {"length": 6, "num_chains": 2, "num_epochs": 7, "burn_in": 2, "train_steps": 3, "train_rows": 50},
     "search_aware_finetuning": {
         "max_train": 64, "held_out": 8, "batch_size": 32, "hidden_size": 16, "pretrain_epochs": 2, "search_epochs": 2,
@@ -34,6 +35,7 @@ REDUCED = {
         "num_train": 8, "num_test": 8, "batch_size": 4, "num_epochs": 1, "num_candidates": 8, "bound_sizes": [2, 4],
         "stepwise_tokens": 2, "product_steps": 2,
     },
+    "variants": {"train_steps": 3, "batch_size": 8, "num_others": 4},
     "chapter_6_study": {
         "sizes": [20], "teacher_size": 50, "max_steps": 2, "eval_steps": 2, "num_words": 3, "num_chains": 1,
         "num_epochs": 2, "burn_in": 1,
@@ -47,7 +49,7 @@ def code_cells(name):
 
 
 def test_every_notebook_has_reduced_sizes():
-    assert sorted(REDUCED) == NAMES and len(NAMES) == 7
+    assert sorted(REDUCED) == NAMES and len(NAMES) == 9
 
 
 @pytest.mark.parametrize("name", NAMES)
