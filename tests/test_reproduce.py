@@ -84,6 +84,12 @@ def test_a_report_compares_seed_by_seed(tmp_path):
     assert "| a | 4.00 (1.00) |" in text
     raw = json.loads((tmp_path / "name.json").read_text())
     assert raw["rows"]["c"]["column"] == [1.0, 9.0, 4.0] and raw["seeds"] == [1, 2, 3]
+    # It keeps its date until something is new.
+    (tmp_path / "name.json").write_text(json.dumps(raw | {"date": "1999-01-01"}))
+    assert report.save(tmp_path, 5.0) == text and "1999-01-01" in (tmp_path / "name.json").read_text()
+    report.add("d", {"column": [1.0, 2.0, 3.0]})
+    assert "| d |" in report.save(tmp_path, 5.0) and "1999-01-01" not in (tmp_path / "name.json").read_text()
+    assert raw["command"].startswith("python benchmarks/reproduce.py name")
 
 
 @pytest.fixture(scope="module")
