@@ -193,8 +193,8 @@ def test_chains_are_the_same(tmp_path):
 
 def test_scores_and_lists_are_the_same():
     model, texts = energy_model(), ["the cat sat", "the dog sat"]
-    scored = model.score(texts, tokenizer(), variant="stride", stride=2)
-    found = model.score(texts, tokenizer(), variant="stride", stride=np.int64(2), token_budget=torch.tensor(9))
+    scored = model.score(texts, tokenizer(), masking="stride", stride=2)
+    found = model.score(texts, tokenizer(), masking="stride", stride=np.int64(2), token_budget=torch.tensor(9))
     assert torch.allclose(found.energy, scored.energy)
     expected = model.rerank([texts], tokenizer(), base_scores=[[0.5, 0.25]], weight=0.5, length_normalization=1.0)
     for scores in ([Decimal("0.5"), Fraction(1, 4)], np.array([0.5, 0.25]), torch.tensor([0.5, 0.25])):

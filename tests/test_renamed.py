@@ -5,9 +5,11 @@ import inspect
 import sys
 
 import pytest
+import torch
 
 import hf_ebm.objectives
 import hf_ebm.trainers
+from hf_ebm import EnergyModel
 from hf_ebm.renamed import rename_modules
 from tests.conftest import tiny_energy_model
 
@@ -44,6 +46,7 @@ OLD = {
     "hf_ebm.models.residual.prefix_cache": ("can_share_prefix", "hf_ebm.models.residual.candidates"),
     "hf_ebm.models.residual.retokenization": ("Retokenizer", "hf_ebm.models.residual.joined_models"),
     "hf_ebm.objectives.scorer_cost": ("ScorerCost", "hf_ebm.trainers.costs"),
+    "hf_ebm.scoring.variants": ("MASKINGS", "hf_ebm.scoring.masking"),
     "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.output"),
@@ -99,6 +102,24 @@ def test_things_are_found_under_their_old_names(old):
     with pytest.warns(FutureWarning, match=rf"{'.'.join(old)} is called {module}.{name} now"):
         found = getattr(importlib.import_module(old[0]), old[1])
     assert found is getattr(importlib.import_module(module), name)
+
+
+def test_maskings_are_taken_under_their_old_names(tmp_path):
+    ids = torch.tensor([[1, 6, 5, 2]])
+    with pytest.warns(FutureWarning, match="scoring_variant is called masking now"):
+        model = EnergyModel(
+            tiny_energy_model().mlm, mask_token_id=3, special_token_ids=[1, 2], scoring_variant="unmasked"
+        )
+    with pytest.warns(FutureWarning, match="variant is called masking now"):
+        exact = model.score_ids(ids, variant="exact")
+    assert torch.equal(exact, model.score_ids(ids, masking="exact")) and not torch.equal(exact, model.score_ids(ids))
+    with pytest.warns(FutureWarning, match="scoring_variant is called masking now"):
+        assert model.config.scoring_variant == "unmasked"
+    model.save_pretrained(tmp_path)
+    saved = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(saved.replace('"masking"', '"scoring_variant"'))  # as by versions of before
+    again = EnergyModel.from_pretrained(tmp_path)
+    assert again.config.masking == "unmasked" and "scoring_variant" not in again.config.to_dict()
 
 
 def test_what_a_run_is_of_is_found_under_its_old_name():

@@ -124,7 +124,7 @@ def test_numbers_beyond_a_length_are_that_length(name, length):
 def test_a_stride_beyond_a_length_is_that_length():
     ids = torch.tensor([[1, 5, 6, 2, 0], [1, 6, 5, 8, 2]])
     model, mask = tiny_energy_model(), ids != 0
-    beyond = model.score_ids(ids, mask, variant="stride", stride=2**70)
+    beyond = model.score_ids(ids, mask, masking="stride", stride=2**70)
     torch.testing.assert_close(beyond, model.score_ids(ids, mask))  # each position in a row of its own
 
 

@@ -47,10 +47,14 @@ class ScoreArguments:
     text_column: str = field(default="text", metadata={"help": "Field that holds the text."})
     prefix_column: str | None = field(default=None, metadata={"help": "Field with left context; it is not scored."})
     suffix_column: str | None = field(default=None, metadata={"help": "Field with right context; it is not scored."})
-    variant: str | None = field(
-        default=None, metadata={"help": "exact, within_word_l2r, or the approximations stride and unmasked."}
+    masking: str | None = field(
+        default=None,
+        metadata={
+            "aliases": ["--variant"],
+            "help": "exact, within_word_l2r, or the approximations stride and unmasked.",
+        },
     )
-    stride: int = field(default=8, metadata={"help": "Masked rows per text with --variant stride."})
+    stride: int = field(default=8, metadata={"help": "Masked rows per text with --masking stride."})
     details: bool = field(default=False, metadata={"help": "Also write the energies of tokens and words."})
 
 
@@ -80,7 +84,7 @@ def score(arguments: ScoreArguments, pairs: PairArguments, which: ModelArguments
         return model.score(
             texts,
             tokenizer,
-            variant=arguments.variant,
+            masking=arguments.masking,
             stride=arguments.stride,
             token_budget=which.token_budget,
             further_inputs=further,
@@ -185,9 +189,12 @@ class RerankArguments:
     prefix_column: str | None = field(
         default=None, metadata={"help": "Field with the text that all candidates continue; it is not scored."}
     )
-    variant: str | None = field(
+    masking: str | None = field(
         default=None,
-        metadata={"help": "Masked models: exact, within_word_l2r, or the approximations stride and unmasked."},
+        metadata={
+            "aliases": ["--variant"],
+            "help": "Masked models: exact, within_word_l2r, or the approximations stride and unmasked.",
+        },
     )
 
 
@@ -206,10 +213,10 @@ def rerank(arguments: RerankArguments, which: ModelArguments) -> None:
     model, tokenizer = _load(which, state.local_process_index)
     how: dict[str, Any] = {}
     if isinstance(model, EnergyModel):
-        how = {"variant": arguments.variant, "token_budget": which.token_budget, "further_inputs": further}
-    elif further or any(one is not None for one in (arguments.variant, which.token_budget, which.energy)):
+        how = {"masking": arguments.masking, "token_budget": which.token_budget, "further_inputs": further}
+    elif further or any(one is not None for one in (arguments.masking, which.token_budget, which.energy)):
         raise ValueError(
-            "variant, token_budget, energy, further_inputs are of masked models; the model is a residual one"
+            "masking, token_budget, energy, further_inputs are of masked models; the model is a residual one"
         )
 
     def reranked(share: slice) -> list[dict[str, Any]]:

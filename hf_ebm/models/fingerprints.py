@@ -19,8 +19,8 @@ from hf_ebm.models.adapters import adapters_in_use
 
 # Fields of configurations that change no value, or that the weights say.
 _ASIDE = {
-    "_name_or_path", "architectures", "auto_map", "dtype", "lm_revision", "max_sequence_length", "scoring_variant",
-    "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "auto_map", "dtype", "lm_revision", "masking", "max_sequence_length",
+    "scoring_variant", "transformers_version", "use_cache",
 }  # fmt: skip
 # Classes of a checkpoint's own code are in modules under this name.
 _OWN_CODE = "transformers_modules."

@@ -42,7 +42,7 @@ class EnergyScoringPipeline(RowPipeline):
     `exp(energy / num_tokens)`, `None` for raw energies and for a text without tokens; `tokens` and their
     `token_energies`, which sum to `energy`.
 
-    Arguments of a call: `variant`, `stride`, `token_budget` and `further_inputs` of `EnergyModel.score`, the last one
+    Arguments of a call: `masking`, `stride`, `token_budget` and `further_inputs` of `EnergyModel.score`, the last one
     number for all texts by name.
     """
 
@@ -50,7 +50,7 @@ class EnergyScoringPipeline(RowPipeline):
     model: EnergyModel
 
     def arguments(self) -> tuple[str, ...]:
-        return ("variant", "stride", "token_budget", "further_inputs")
+        return ("masking", "stride", "token_budget", "further_inputs", "variant")
 
     def prepared(self, item: object) -> str:
         if not isinstance(item, str):
@@ -88,7 +88,7 @@ class EnergyRerankingPipeline(RowPipeline):
     joint one); `score`, what is sorted by, higher is better; `index`, the candidate's place in the input.
 
     Arguments of a call: `weight` and `length_normalization` of `rerank`, and what the model's `score` takes for all
-    texts alike: `separator`, `variant`, `stride`, `token_budget`, `further_inputs`; of a `ResidualEnergyModel` `ended`.
+    texts alike: `separator`, `masking`, `stride`, `token_budget`, `further_inputs`; of a `ResidualEnergyModel` `ended`.
     """
 
     model_classes: ClassVar = (ResidualEnergyModel, EnergyModel)

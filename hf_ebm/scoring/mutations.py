@@ -3,8 +3,7 @@
 A score is the sum of energy terms of the reference's tokens less those of the mutant's, in nats: with the local energy
 a log ratio of probabilities, above 0 where the model prefers the mutant. Schemes differ in which terms these are and in
 what else the model sees: each is a table of readings, of one token at one position of one masked row. A row that
-several readings need runs once, whichever variants they are of. (A `variant` of `hf_ebm.scoring.variants` is something
-else, a way to compute the energy of a text.)
+several readings need runs once, whichever variants they are of.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_score_reads_and_writes_every_format(ending, model_folder, tmp_path, exp
 
 def test_score_in_a_pipe(model_folder, monkeypatch, capsys, expected):
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(record) + "\n" for record in RECORDS)))
-    run("score", "--model", model_folder, "--variant", "exact")
+    run("score", "--model", model_folder, "--masking", "exact")
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [record["energy"] for record in found] == pytest.approx(expected.energy.tolist(), abs=1e-5)
     assert found[1]["pseudo_perplexity"] is None
@@ -76,7 +76,7 @@ def test_rerank(model_folder, tmp_path):
         (["score", "--input", "IN", "--output", "nowhere/out.jsonl"], "cannot be written"),
         (["score", "--input", "IN", "--dtype", "int8"], "dtype must be one of"),
         (["score", "--input", "IN", "--device", "quantum"], "device 'quantum' cannot be used"),
-        (["score", "--input", "IN", "--variant", "fast"], "variant must be one of"),
+        (["score", "--input", "IN", "--masking", "fast"], "masking must be one of"),
         (["score", "--input", "IN", "--model", "no/such-model"], "no/such-model"),
         (["rerank", "--input", "IN"], "record 0 has no 'candidates'"),
         (["sample", "--lengths", "0"], "lengths must be"),

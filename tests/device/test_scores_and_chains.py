@@ -12,7 +12,7 @@ from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.proposals import FILLS
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 from hf_ebm.scoring.energies import ENERGIES
-from hf_ebm.scoring.variants import VARIANTS
+from hf_ebm.scoring.masking import MASKINGS
 from tests.conftest import tiny_energy_model
 from tests.device.conftest import agree
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
@@ -59,8 +59,8 @@ def test_gradients_of_an_energy_of_recurrent_nets_in_evaluation_mode():
     agree(of)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_scores(variant):
+@pytest.mark.parametrize("masking", MASKINGS)
+def test_scores(masking):
     words = torch.tensor([[0, 1, 1, 2, 3], [0, 1, 1, 2, -1], [0, 1, 2, -1, -1]])
 
     def of(device):
@@ -68,9 +68,9 @@ def test_scores(variant):
         given = [part.to(device) for part in (RIGHT, (RIGHT != 0).long(), words)]
         found = []
         for ids, mask, of_words in (given, (RIGHT, (RIGHT != 0).long(), words)):
-            options = dict(words=of_words) if variant == "within_word_l2r" else {}
-            found.append(model.score_ids(ids, mask, variant=variant, stride=2, token_budget=20, **options))
-            found.append(model.score_ids(ids, mask, mask * (ids != 5), variant=variant, **options))
+            options = dict(words=of_words) if masking == "within_word_l2r" else {}
+            found.append(model.score_ids(ids, mask, masking=masking, stride=2, token_budget=20, **options))
+            found.append(model.score_ids(ids, mask, mask * (ids != 5), masking=masking, **options))
         return found
 
     agree(of)

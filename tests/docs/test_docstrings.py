@@ -37,7 +37,7 @@ SHOWN_ELSEWHERE = {
     "import_arviz", "kernel_at",
     "last_expansions", "mask_predict", "metropolis_hastings", "output_of", "proposal_of", "read_in_compiled",
     "reads_own_token", "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts",
-    "settings_without_effect", "started", "token_energies", "variant_token_energies", "warn_of_poor_samples",
+    "settings_without_effect", "started", "token_energies", "masked_token_energies", "warn_of_poor_samples",
 }  # fmt: skip
 
 

@@ -148,8 +148,8 @@ def test_what_is_simply_accepted():
         ("prefixes", 7, "got 7"),
         ("suffixes", {"a": 1}, "got {"),
         ("separator", None, "must be a text, got None"),
-        ("variant", ["exact"], "must be one of 'exact'.* got .'exact'."),
-        ("variant", np.array(["exact", "stride"]), "must be one of 'exact'.* got an array"),
+        ("masking", ["exact"], "must be one of 'exact'.* got .'exact'."),
+        ("masking", np.array(["exact", "stride"]), "must be one of 'exact'.* got an array"),
     ],
 )
 def test_score(pair, argument, value, message, rows_run):
@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_read(pair, tmp_path):
 def test_words(words, rows_run):
     model = tiny_energy_model()
     with pytest.raises(ValueError, match=r"words must be a tensor .*shape \(1, 4\), got"):
-        model.score_ids(torch.tensor([[1, 6, 5, 2]]), words=words, variant="within_word_l2r")
+        model.score_ids(torch.tensor([[1, 6, 5, 2]]), words=words, masking="within_word_l2r")
     assert not rows_run
 
 

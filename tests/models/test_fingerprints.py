@@ -40,7 +40,7 @@ def test_each_part_is_told_from_the_others(tmp_path):
     model, tokenizer = tiny_energy_model(), small_tokenizer("wordpiece")
     model.save_pretrained(tmp_path / "saved")
     known = model_fingerprints(model, tokenizer)
-    again = EnergyModel.from_pretrained(tmp_path / "saved", scoring_variant="unmasked", max_sequence_length=20)
+    again = EnergyModel.from_pretrained(tmp_path / "saved", masking="unmasked", max_sequence_length=20)
     assert changed(again, known) == []  # another folder and scoring variant, a limit that is lifted
     assert changed(EnergyModel.from_pretrained(tmp_path / "saved", excluded_token_ids=[5]), known) == ["configuration"]
     again.mlm.config.layer_norm_eps = 1e-3

@@ -51,8 +51,8 @@ def test_the_usual_arguments_work(checkpoint, tmp_path):
     assert half.mlm.dtype == torch.bfloat16 and half.mlm.config._attn_implementation == "eager"
     model, info = EnergyModel.from_pretrained(checkpoint, output_loading_info=True)
     assert not info["missing_keys"] and isinstance(model, EnergyModel)
-    chosen = EnergyModel.from_pretrained(checkpoint, scoring_variant="unmasked", hidden_dropout_prob=0.25)
-    assert chosen.config.scoring_variant == "unmasked" and chosen.mlm.config.hidden_dropout_prob == 0.25
+    chosen = EnergyModel.from_pretrained(checkpoint, masking="unmasked", hidden_dropout_prob=0.25)
+    assert chosen.config.masking == "unmasked" and chosen.mlm.config.hidden_dropout_prob == 0.25
     below = tmp_path / "repository" / "below"
     EnergyModel.from_pretrained(checkpoint).save_pretrained(below)
     assert EnergyModel.from_pretrained(tmp_path / "repository", subfolder="below").config.mask_token_id == 4
@@ -129,7 +129,7 @@ def test_models_that_are_no_masked_lm_are_refused(kind, tmp_path):
     "arguments,message",
     [
         ({"energy": "free"}, "energy must be one of"),
-        ({"scoring_variant": "quick"}, "scoring_variant must be one of"),
+        ({"masking": "quick"}, "masking must be one of"),
         ({"enrgy": "raw"}, "EnergyModel has no argument enrgy"),
     ],
 )

@@ -135,18 +135,18 @@ def test_variants_by_hand(pair):
         "unmasked": [term([], p) for p in positions],
     }
     for variant, values in expected.items():
-        found = model.score([text, "the"], tokenizer, variant=variant, stride=3)
+        found = model.score([text, "the"], tokenizer, masking=variant, stride=3)
         assert found.token_energies[0] == pytest.approx(values, abs=1e-4)
-        assert found.variant == variant
+        assert found.masking == variant
     assert expected["within_word_l2r"] != pytest.approx(expected["exact"], abs=1e-3)
 
 
 def test_the_constructors_variant_holds():
     tokenizer = small_tokenizer("wordpiece")
     text = ["unbelievable Donaudampfschifffahrt"]
-    chosen = small_model(tokenizer, scoring_variant="within_word_l2r").score(text, tokenizer)
-    explicit = small_model(tokenizer).score(text, tokenizer, variant="within_word_l2r")
-    assert chosen.variant == "within_word_l2r" and torch.equal(chosen.energy, explicit.energy)
+    chosen = small_model(tokenizer, masking="within_word_l2r").score(text, tokenizer)
+    explicit = small_model(tokenizer).score(text, tokenizer, masking="within_word_l2r")
+    assert chosen.masking == "within_word_l2r" and torch.equal(chosen.energy, explicit.energy)
 
 
 def test_a_pad_token_added_later_changes_nothing():
@@ -178,8 +178,8 @@ def test_rows_that_cannot_be_scored_are_named_before_any_work(texts, message, ro
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        ({"variant": "fast"}, "variant must be one of"),
-        ({"stride": 0, "variant": "stride"}, "stride must be"),
+        ({"masking": "fast"}, "masking must be one of"),
+        ({"stride": 0, "masking": "stride"}, "stride must be"),
         ({"prefixes": ["a"]}, "prefixes has 1 rows, texts has 2"),
         ({"suffixes": ["a", "b", "c"]}, "suffixes has 3 rows"),
         ({"encoder_texts": ["a", "b"]}, "has no encoder to take"),

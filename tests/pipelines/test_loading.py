@@ -42,9 +42,9 @@ def test_arguments_of_from_pretrained_reach_it(tmp_path):
 
 
 def test_a_saved_energy_model_keeps_what_it_was(tmp_path):
-    model = energy_model("raw", scoring_variant="unmasked")
+    model = energy_model("raw", masking="unmasked")
     made = pipeline("energy-scoring", model=saved(tmp_path, model, tokenizer()))
-    assert made.model.config.energy == "raw" and made.model.config.scoring_variant == "unmasked"
+    assert made.model.config.energy == "raw" and made.model.config.masking == "unmasked"
     assert made("the cat sat")["energy"] == pytest.approx(float(model.score(["the cat sat"], tokenizer()).energy[0]))
 
 
@@ -177,8 +177,8 @@ def test_missing_weights_are_not_made_up(tmp_path):
 
 
 def test_unknown_arguments_are_refused_when_it_is_made_and_when_it_is_called():
-    with pytest.raises(ValueError, match="no argument varient; it takes variant, stride"):
-        pipeline("energy-scoring", model=energy_model(), tokenizer=tokenizer(), varient="exact")
+    with pytest.raises(ValueError, match="no argument masknig; it takes masking, stride"):
+        pipeline("energy-scoring", model=energy_model(), tokenizer=tokenizer(), masknig="exact")
     made = EnergyScoringPipeline(model=energy_model(), tokenizer=tokenizer())
     for inputs in ("the", ["the"], []):
         with pytest.raises(ValueError, match="no argument top_k, verbose; it takes"):

@@ -78,7 +78,7 @@ def test_a_batch_is_one_call_of_the_model(reranking, monkeypatch):
 def test_each_model_takes_what_its_score_takes():
     masked = EnergyRerankingPipeline(model=energy_model(), tokenizer=tokenizer())
     inputs = {"candidates": LISTS[0], "prefix": "in the", "suffix": "on the mat"}
-    how = {"variant": "unmasked", "separator": "  ", "token_budget": 50}
+    how = {"masking": "unmasked", "separator": "  ", "token_budget": 50}
     context = {"prefixes": ["in the"] * 3, "suffixes": ["on the mat"] * 3}
     expected = masked.model.rerank(LISTS[:1], tokenizer(), **context, **how)
     assert_like(masked(inputs, **how), as_lists(LISTS[:1], expected)[0])
@@ -86,9 +86,9 @@ def test_each_model_takes_what_its_score_takes():
     expected = residual.model.rerank(LISTS[:1], tokenizer(), ended=False)
     assert_like(residual({"candidates": LISTS[0]}, ended=False), as_lists(LISTS[:1], expected)[0])
     with pytest.raises(
-        ValueError, match=r"no argument variant; it takes weight, length_normalization, ended, unknown_tokens$"
+        ValueError, match=r"no argument masking; it takes weight, length_normalization, ended, unknown_tokens$"
     ):
-        residual({"candidates": LISTS[0]}, variant="exact")
+        residual({"candidates": LISTS[0]}, masking="exact")
     with pytest.raises(ValueError, match="no argument ended"):
         masked({"candidates": LISTS[0]}, ended=True)
     with pytest.raises(ValueError, match=r"unknown suffix; .*: candidates, scores, prefix"):

@@ -8,7 +8,7 @@ from hf_ebm.pipelines import EnergyScoringPipeline
 from tests.pipelines.models_for_pipelines import TEXTS, assert_like, energy_model, tokenizer
 
 
-@pytest.mark.parametrize("arguments", [{}, {"variant": "within_word_l2r"}, {"variant": "stride", "stride": 2}])
+@pytest.mark.parametrize("arguments", [{}, {"masking": "within_word_l2r"}, {"masking": "stride", "stride": 2}])
 def test_results_are_those_of_score(energy, arguments):
     model = energy_model(energy)
     found = EnergyScoringPipeline(model=model, tokenizer=tokenizer())(TEXTS, batch_size=4, **arguments)
@@ -29,12 +29,12 @@ def test_results_are_those_of_score(energy, arguments):
 
 def test_arguments_when_it_is_made_are_defaults_of_the_calls():
     model = energy_model()
-    made = EnergyScoringPipeline(model=model, tokenizer=tokenizer(), variant="unmasked")
-    for arguments, variant in (({}, "unmasked"), ({"variant": "exact"}, "exact")):
-        expected = model.score(TEXTS[:1], tokenizer(), variant=variant).energy
+    made = EnergyScoringPipeline(model=model, tokenizer=tokenizer(), masking="unmasked")
+    for arguments, variant in (({}, "unmasked"), ({"masking": "exact"}, "exact")):
+        expected = model.score(TEXTS[:1], tokenizer(), masking=variant).energy
         assert made(TEXTS[0], **arguments)["energy"] == pytest.approx(float(expected[0]))
-    with pytest.raises(ValueError, match="variant must be one of"):
-        made(TEXTS[0], variant="quick")
+    with pytest.raises(ValueError, match="masking must be one of"):
+        made(TEXTS[0], masking="quick")
 
 
 def test_the_embedded_model():

@@ -38,7 +38,7 @@ def measure() -> None:
     )  # fmt: skip
     model = EnergyModel(XLMRobertaForMaskedLM(config).eval(), mask_token_id=250_001, special_token_ids=[0, 1, 2])
     ids = torch.randint(3, 250_000, (1, 350))
-    found.append(grown(lambda: torch.cat([model.score_ids(ids, variant=name) for name in ("exact", "unmasked")])))
+    found.append(grown(lambda: torch.cat([model.score_ids(ids, masking=name) for name in ("exact", "unmasked")])))
     print(json.dumps(found))
 
 

@@ -17,11 +17,15 @@ from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.checkpoints import CompositeConfig
 from hf_ebm.models.energy.inputs import zero_inputs
 from hf_ebm.random_state import random_state_kept
+from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import ENERGIES
-from hf_ebm.scoring.variants import VARIANTS
+from hf_ebm.scoring.masking import MASKINGS
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
+
+
+OLD_MASKING = "scoring_variant"  # what `masking` was called in configurations
 
 
 class EnergyConfig(CompositeConfig):
@@ -31,7 +35,7 @@ class EnergyConfig(CompositeConfig):
         text_config: configuration of the masked language model.
         energy: a name of `hf_ebm.scoring.energies.ENERGIES`: `"local"` (minus the pseudo-log-likelihood), `"raw"`
             (minus the sum of logits) or another that is there.
-        scoring_variant: what `score` computes unless told otherwise, see `hf_ebm.scoring.variants`.
+        masking: which positions `score` masks in each row unless told otherwise, see `hf_ebm.scoring.masking`.
         mask_token_id: id of the mask token.
         pad_token_id: id written beyond the end of shorter sequences.
         special_token_ids: ids that are context wherever they stand: never masked, scored or proposed.
@@ -43,7 +47,7 @@ class EnergyConfig(CompositeConfig):
         tie_word_embeddings: of the wrapper itself, which ties nothing: each model inside follows its own configuration.
 
     Raises:
-        ValueError: for an energy or a scoring variant that doesn't exist, and ids that are no whole numbers from 0 up.
+        ValueError: for an energy or a masking that doesn't exist, and ids that are no whole numbers from 0 up.
     """
 
     model_type = "hf_ebm_energy"
@@ -51,7 +55,7 @@ class EnergyConfig(CompositeConfig):
 
     text_config: PreTrainedConfig | dict | None = None
     energy: str = "local"
-    scoring_variant: str = "exact"
+    masking: str = "exact"
     mask_token_id: int | None = None
     pad_token_id: int | None = None
     special_token_ids: list[int] | None = None
@@ -62,8 +66,9 @@ class EnergyConfig(CompositeConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
+        self.masking = kwargs.pop(OLD_MASKING, self.masking)  # as models of before are saved
         super().__post_init__(**kwargs)
-        for name, allowed in (("energy", ENERGIES), ("scoring_variant", VARIANTS)):
+        for name, allowed in (("energy", ENERGIES), ("masking", MASKINGS)):
             check_choice(name, getattr(self, name), allowed)
         if self.max_sequence_length is not None:
             self.max_sequence_length = as_whole("max_sequence_length", self.max_sequence_length, 1)
@@ -71,6 +76,20 @@ class EnergyConfig(CompositeConfig):
             "mask_token_id", "pad_token_id", "special_token_ids", "excluded_token_ids", "prefix_token_ids",
             "suffix_token_ids",
         )  # fmt: skip
+
+    @property
+    def scoring_variant(self) -> str:
+        """The old name of `masking`."""
+        warn_of_rename(OLD_MASKING, "masking")
+        return self.masking
+
+
+def under_new_names(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration that callers may give under their old names."""
+    if OLD_MASKING not in fields:
+        return fields
+    warn_of_rename(OLD_MASKING, "masking")
+    return {"masking" if name == OLD_MASKING else name: value for name, value in fields.items()}
 
 
 # Placeholders that vocabularies carry for later use: BERT's [unused7], <unused7>, ESM's <null_1>, fairseq's

@@ -29,7 +29,7 @@ from hf_ebm.models.adapters import (
     save_adapter,
 )
 from hf_ebm.models.checkpoints import check_trust, load_inner_code, load_whole
-from hf_ebm.models.energy.configuration_energy import EnergyConfig, token_roles
+from hf_ebm.models.energy.configuration_energy import OLD_MASKING, EnergyConfig, token_roles
 from hf_ebm.models.energy.inputs import check_masked_lm_config
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def _load_adapted(
     """The base model that an adapter names, with it; energy and token roles are those saved beside it, if any."""
     hub = {key: kwargs[key] for key in _HUB_ARGUMENTS if key in kwargs}
     saved = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
+    saved = saved | {"masking": saved[OLD_MASKING]} if OLD_MASKING in saved else saved
     own = {field: saved[field] for field in FIELDS if field in saved}
     beside = own_tokenizer(name, **hub) if processing_class is None else processing_class
     base = base_arguments(adapter, kwargs)

@@ -34,7 +34,13 @@ from hf_ebm.models.checkpoints import (
     save_code,
 )
 from hf_ebm.models.energy.conditional_energy import generate_from_sources
-from hf_ebm.models.energy.configuration_energy import EnergyConfig, rehearse, resized_number, resized_roles
+from hf_ebm.models.energy.configuration_energy import (
+    EnergyConfig,
+    rehearse,
+    resized_number,
+    resized_roles,
+    under_new_names,
+)
 from hf_ebm.models.energy.fill_energy import fill
 from hf_ebm.models.energy.generation_energy import generate
 from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, check_masked_lm_config
@@ -163,6 +169,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
                 if it has code of its own and `trust_remote_code` isn't given.
         """
         given, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        kwargs = under_new_names(kwargs)
         fields = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         fields |= {} if energy is None else {"energy": energy}
         found = load_energy(cls, super().from_pretrained, given, args, fields, processing_class, kwargs)
@@ -368,6 +375,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
 
 
 def _checked_fields(fields: dict) -> dict:
+    fields = under_new_names(fields)
     unknown = sorted(set(fields) - set(FIELDS))
     if unknown:
         raise ValueError(f"EnergyModel has no argument {', '.join(unknown)}; it takes {', '.join(FIELDS)}")

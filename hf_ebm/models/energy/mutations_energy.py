@@ -1,7 +1,6 @@
 """`EnergyModel.score_variants`: variants of a reference sequence in the notation of the field, and their scores.
 
-A thin layer over `hf_ebm.scoring.mutations`. A variant is a set of changes of letters; each letter is one token. (The
-`variant` of `score` is something else: how the energy of a text is computed.)
+A thin layer over `hf_ebm.scoring.mutations`. A variant is a set of changes of letters; each letter is one token.
 """
 
 from __future__ import annotations

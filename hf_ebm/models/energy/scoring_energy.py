@@ -16,9 +16,10 @@ from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.encoding import EncodedText, encode_plain, encode_texts
 from hf_ebm.models.energy.inputs import by_row, check_energy_inputs
 from hf_ebm.objectives.completions import pad_right
+from hf_ebm.renamed import warn_of_rename
 from hf_ebm.scoring.energies import ENERGIES
+from hf_ebm.scoring.masking import MASKINGS, masked_token_energies
 from hf_ebm.scoring.rows import BadLogitsError
-from hf_ebm.scoring.variants import VARIANTS, variant_token_energies
 from hf_ebm.texts import as_texts, report_unknown
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ScoreOutput(ModelOutput):
         words: per text, its words by the tokenizer's own word ids; `None` for tokenizers that have none.
         word_energies: per text, the energies of its words (sums over their tokens).
         pseudo_perplexity: (N,) `exp(energy / num_tokens)`, NaN for a text without tokens; `None` for raw energies.
-        variant: what was computed, see `hf_ebm.scoring.variants`.
+        masking: which positions were masked in each row, see `hf_ebm.scoring.masking`.
     """
 
     energy: Tensor
@@ -52,7 +53,13 @@ class ScoreOutput(ModelOutput):
     words: list[list[str]] | None
     word_energies: list[list[float]] | None
     pseudo_perplexity: Tensor | None
-    variant: str
+    masking: str
+
+    @property
+    def variant(self) -> str:
+        """The old name of `masking`."""
+        warn_of_rename("variant", "masking")
+        return self.masking
 
     @property
     def corpus_pseudo_perplexity(self) -> float:
@@ -72,11 +79,12 @@ def score(
     suffixes: Iterable[str] | None = None,
     separator: str = " ",
     encoder_texts: Iterable[str] | None = None,
-    variant: str | None = None,
+    masking: str | None = None,
     stride: int = 8,
     token_budget: int | None = None,
     further_inputs: Mapping[str, Any] | None = None,
     unknown_tokens: str = "warn",
+    variant: str | None = None,
 ) -> ScoreOutput:
     """Energies of texts: one row in, one row out, in order. Nothing is cut.
 
@@ -85,14 +93,15 @@ def score(
         tokenizer: the model's tokenizer.
         prefixes, suffixes: context per text, excluded from the sum; joined to it by `separator`.
         encoder_texts: per text, what an encoder-decoder model conditions on (required there).
-        variant: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
-            model's own (`config.scoring_variant`).
-        stride: rows per text of the variant `"stride"`.
+        masking: `"exact"`, `"within_word_l2r"`, or the approximations `"stride"` and `"unmasked"`; by default the
+            model's own (`config.masking`).
+        stride: rows per text of the masking `"stride"`.
         token_budget: tokens per forward pass; by default from free memory.
         further_inputs: what else the model reads, by name, as `forward` takes it (`{"langs": [0, 1]}`): a number
             for each text, or one for all.
         unknown_tokens: what is done where a text holds something the tokenizer has no token for: `"warn"` (one
             warning that names the rows), `"error"` or `"ignore"`.
+        variant: the old name of `masking`, which warns.
 
     Raises:
         ValueError: before any work, naming the row, for a text that is too long, is no string, can't be tokenized
@@ -106,7 +115,7 @@ def score(
         >>> bool(said < shuffled)
         True
     """
-    variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
+    masking, stride = _checked_masking(model, masking, variant), as_whole("stride", stride, 1)
     check_tokenizer("tokenizer", tokenizer)
     if not isinstance(separator, str):
         raise ValueError(f"separator must be a text, got {shown(separator)}")
@@ -117,8 +126,8 @@ def score(
             contexts[name] = as_texts(name, given)
             if len(contexts[name]) != len(rows):
                 raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
-    if variant == "within_word_l2r" and not tokenizer.is_fast:
-        raise ValueError(f"variant 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
+    if masking == "within_word_l2r" and not tokenizer.is_fast:
+        raise ValueError(f"masking 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
     conditional = model.mlm.config.is_encoder_decoder
     if conditional != (encoder_texts is not None):
         role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
@@ -128,8 +137,8 @@ def score(
     for name, own in {"texts": rows, **contexts}.items():
         report_unknown(tokenizer, name, own, unknown_tokens)
     own_inputs = by_row(further_inputs or {}, len(rows), "texts")
-    terms = _term_lists(model, encoded, encoder_ids, own_inputs, variant, stride, token_budget)
-    return _score_output(model, encoded, terms, tokenizer, variant)
+    terms = _term_lists(model, encoded, encoder_ids, own_inputs, masking, stride, token_budget)
+    return _score_output(model, encoded, terms, tokenizer, masking)
 
 
 @torch.no_grad()
@@ -142,10 +151,11 @@ def score_ids(
     encoder_input_ids: Tensor | None = None,
     encoder_attention_mask: Tensor | None = None,
     words: Tensor | None = None,
-    variant: str | None = None,
+    masking: str | None = None,
     stride: int = 8,
     token_budget: int | None = None,
     further_inputs: Mapping[str, Any] | None = None,
+    variant: str | None = None,
 ) -> Tensor:
     """Energy terms (B, T) of token ids, 0 at context positions; their sum over T is the energy.
 
@@ -161,8 +171,8 @@ def score_ids(
         >>> torch.allclose(terms.sum(1), model(ids).energy)
         True
     """
-    variant, stride = _checked_variant(model, variant), as_whole("stride", stride, 1)
-    if words is not None or variant == "within_word_l2r":
+    masking, stride = _checked_masking(model, masking, variant), as_whole("stride", stride, 1)
+    if words is not None or masking == "within_word_l2r":
         words = as_numbers_of("words", words, as_ids("input_ids", input_ids))
     with evaluation_mode(model):  # an encoder-decoder's context is encoded by the check
         sequences, scored = check_energy_inputs(
@@ -176,13 +186,16 @@ def score_ids(
         )
         words = None if words is None else words.to(sequences.ids.device)
         runner = model.masked_batch_runner(token_budget)
-        return variant_token_energies(runner, sequences, scored, model.config.energy, variant, words, stride)
+        return masked_token_energies(runner, sequences, scored, model.config.energy, masking, words, stride)
 
 
-def _checked_variant(model: EnergyModel, variant: str | None) -> str:
-    variant = model.config.scoring_variant if variant is None else variant
-    check_choice("variant", variant, VARIANTS)
-    return variant
+def _checked_masking(model: EnergyModel, masking: str | None, variant: str | None) -> str:
+    if variant is not None:
+        warn_of_rename("variant", "masking")
+        masking = variant
+    masking = model.config.masking if masking is None else masking
+    check_choice("masking", masking, MASKINGS)
+    return masking
 
 
 def _term_lists(
@@ -190,7 +203,7 @@ def _term_lists(
     encoded: list[EncodedText],
     encoder_ids: list[list[int]] | None,
     further_inputs: dict[str, Tensor],
-    variant: str,
+    masking: str,
     stride: int,
     token_budget: int | None,
 ) -> list[list[float]]:
@@ -211,7 +224,7 @@ def _term_lists(
                 encoder_input_ids=context[0],
                 encoder_attention_mask=context[1],
                 words=_padded([encoded[row].words for row in pool], -1)[0],
-                variant=variant,
+                masking=masking,
                 stride=stride,
                 token_budget=token_budget,
                 further_inputs={name: value[pool] for name, value in further_inputs.items()},
@@ -228,7 +241,7 @@ def _score_output(
     encoded: list[EncodedText],
     terms: list[list[float]],
     tokenizer: PreTrainedTokenizerBase,
-    variant: str,
+    masking: str,
 ) -> ScoreOutput:
     positions = [[i for i, scored in enumerate(text.scored) if scored] for text in encoded]
     energy = torch.tensor([sum(own) for own in terms], dtype=torch.float64)
@@ -256,7 +269,7 @@ def _score_output(
         words=words,
         word_energies=word_energies,
         pseudo_perplexity=(energy / num_tokens).exp() if ENERGIES[model.config.energy].is_surprisal else None,
-        variant=variant,
+        masking=masking,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which positions are masked and read in each row of a score.
+"""Maskings: which positions are masked and read in each row of a score.
 
 - `exact`: one row per scored position, it alone masked. The energy as defined.
 - `within_word_l2r`: as `exact`, and the later pieces of the same word are masked too (Kauf & Ivanova 2023), which keeps
@@ -12,31 +12,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hf_ebm.renamed import renamed_attributes
 from hf_ebm.scoring.energies import token_energies, token_energy
 from hf_ebm.scoring.rows import MaskedRows, Reducer, Runner, Sequences
 
-VARIANTS = ("exact", "within_word_l2r", "stride", "unmasked")
+MASKINGS = ("exact", "within_word_l2r", "stride", "unmasked")
 
 
-def variant_token_energies(
+def masked_token_energies(
     runner: Runner,
     sequences: Sequences,
     scored: Tensor,
     energy: str,
-    variant: str,
+    masking: str,
     words: Tensor | None = None,
     stride: int = 8,
 ) -> Tensor:
-    """Energy terms (B, T) of a scoring variant at the scored positions, 0 elsewhere.
+    """Energy terms (B, T) at the scored positions, read by a masking, 0 elsewhere.
 
     Args:
         scored: (B, T) bool.
         words: (B, T) word number of each position, for `within_word_l2r`.
         stride: how many rows `stride` runs a text; its masked positions are that many scored positions apart.
     """
-    if variant == "exact" or not bool(scored.any()):
+    if masking == "exact" or not bool(scored.any()):
         return token_energies(runner, sequences, scored, energy)
-    plan = {"within_word_l2r": _within_word, "stride": _strided, "unmasked": _unmasked}[variant]
+    plan = {"within_word_l2r": _within_word, "stride": _strided, "unmasked": _unmasked}[masking]
     source, masked, read = plan(scored, words, stride)
     terms = runner(sequences, MaskedRows(source, masked, read), _reader(sequences, source, read, energy))
     return terms.new_zeros(scored.shape).index_put((source[:, None].expand_as(read), read), terms)
@@ -48,7 +49,7 @@ def _reader(sequences: Sequences, source: Tensor, read: Tensor, energy: str) -> 
 
 def _within_word(scored: Tensor, words: Tensor | None, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     if words is None:
-        raise ValueError("words must be given for the variant within_word_l2r")
+        raise ValueError("words must be given for the masking within_word_l2r")
     source, position = scored.nonzero(as_tuple=True)
     columns = torch.arange(scored.shape[1], device=scored.device)
     later_pieces = (words[source] == words[source, position][:, None]) & (columns > position[:, None]) & scored[source]
@@ -81,3 +82,6 @@ def _columns_of(mask: Tensor, width: int, filler: Tensor) -> Tensor:
     """Columns (N, width) where `mask` (N, T) is true, in order; the rest of a row repeats `filler` (N,)."""
     order = torch.sort((~mask).long(), dim=1, stable=True).indices[:, :width]
     return torch.where(mask.gather(1, order), order, filler[:, None])
+
+
+__getattr__ = renamed_attributes(__name__, {"VARIANTS": "MASKINGS", "variant_token_energies": "masked_token_energies"})
