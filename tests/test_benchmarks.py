@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, pair_joints
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.sampling import tokens_kept
 from tests.conftest import plain_token_energies, tiny_energy_model
@@ -80,3 +80,24 @@ def test_a_fault_in_one_part_loses_no_other(tmp_path, monkeypatch):
     failed = {line["part"]: line["failed"] for line in lines if "failed" in line}
     assert failed.keys() == {"crashes", "hangs", "fails"} and "bad" in failed["fails"]
     assert {"part": "crashes", "so far": 1} in lines and {"part": "fine", "device": "cpu"} in lines
+
+
+def test_moves_of_pairs_are_those_of_the_transition_matrix():
+    target, proposal = torch.rand(2, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).log()
+    target, proposal = (own - own.flatten().logsumexp(0) for own in (target, proposal))
+    pi, q = target.exp().flatten().tolist(), proposal.exp().flatten().tolist()
+    expected = sum(pi[y] * q[z] * min(1, pi[z] * q[y] / (pi[y] * q[z])) for y in range(6) for z in range(6) if y != z)
+    assert pair_joints.moves(target, proposal) == pytest.approx(expected)
+
+
+def test_a_pair_given_the_rest_has_the_law_of_whole_energies():
+    model, tokenizer = pair_joints.load_embedded()
+    pair = pair_joints.Pair(model, tokenizer, "and god said, let there be light", 3, words=2)
+    one, other = pair.found.tokens
+    ids = tokenizer("and god said, let there be light", return_tensors="pt").input_ids[0]
+    assert (one[pair.true[0]], other[pair.true[1]]) == (ids[3], ids[4])
+    rows = ids.repeat(len(one) * len(other), 1)
+    rows[:, 3:5] = torch.cartesian_prod(one, other)
+    expected = (-model(rows).energy.double()).log_softmax(0)
+    assert torch.allclose(pair.target.flatten(), expected, atol=1e-4)
+    assert all(own.shape == pair.target.shape for own, _ in pair.proposals().values())
