@@ -134,8 +134,9 @@ def usable_dtype(dtype: str) -> torch.dtype:
 
 
 def usable_device(device: str | None, local_rank: int = 0) -> str:
-    """The device, by default the GPU of this number if there is one. Raises `ValueError` if it can't be used."""
-    device = device or (f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu")
+    """The device, by default this number of an accelerator if there is one. Raises `ValueError` if it is of no use."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = device or ("cpu" if found is None else f"{found.type}:{local_rank}")
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
+
+# Types of devices that have no float64.
+WITHOUT_FLOAT64 = {"mps"}
 
 BYTES_PER_LOGIT = 12  # in float32, its softmax and its gradient
 
@@ -23,12 +27,40 @@ _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
+def where_float64_is(device: torch.device) -> torch.device:
+    """The device itself, or the CPU if it has no float64: whatever is reckoned in float64 is reckoned there.
+
+    Example:
+        >>> where_float64_is(torch.device("mps")), where_float64_is(torch.device("cuda"))
+        (device(type='cpu'), device(type='cuda'))
+    """
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of a device's own memory."""
+
+    free: int
+    total: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """The memory of an accelerator that tells of its own; `None` of others, which are taken for the CPU.
+
+    Example:
+        >>> device_memory(torch.device("cpu")) is None
+        True
+    """
+    tell = None if device.type == "cpu" else getattr(torch.get_device_module(device), "mem_get_info", None)
+    return None if tell is None else DeviceMemory(*tell(device))
+
+
 def check_fits(needed: int, what: str, device: torch.device | None = None) -> None:
     """Raises `ValueError`, which begins with `what`, if `needed` bytes are more than the memory of machine or GPU."""
-    on_gpu = device is not None and device.type == "cuda"
-    there = torch.cuda.get_device_properties(device).total_memory if on_gpu else machine_memory()
+    own = None if device is None else device_memory(device)
+    there = machine_memory() if own is None else own.total
     if needed > there:
-        where = "GPU" if on_gpu else "machine"
+        where = "machine" if own is None else "GPU"
         raise ValueError(f"{what}, {_gib(needed)} GiB or more, which is more than this {where}'s {_gib(there)} GiB")
 
 
@@ -69,13 +101,13 @@ def joined(device: str | None) -> PartialState:
     """This process among those of its launcher, which wait for each other, for days if need be.
 
     Args:
-        device: where models run; `None` is a GPU if there is one.
+        device: where models run; `None` is an accelerator if there is one.
 
     Raises:
         ValueError: as `check_joined`.
     """
     patience = {"timeout": timedelta(days=30)} if num_started() > 1 else {}
-    state = PartialState(cpu=device == "cpu" or not torch.cuda.is_available(), **patience)
+    state = PartialState(cpu=device == "cpu" or not torch.accelerator.is_available(), **patience)
     check_joined(state.num_processes)
     return state
 

@@ -312,7 +312,7 @@ class ExpertEnergy:
         if self.own_tokenizer is None or self.tokenizer is None:
             pad = self.model.config.pad_token_id
             attended = None if pad is None else (ids != pad).long()
-            return self.model.score_ids(ids, attended, token_budget=self.token_budget).double().sum(1)
+            return self.model.score_ids(ids, attended, token_budget=self.token_budget).cpu().double().sum(1)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         found = self.model.score(texts, self.own_tokenizer, token_budget=self.token_budget, unknown_tokens="ignore")
         return found.energy.masked_fill(found.num_unknown > 0, torch.inf)

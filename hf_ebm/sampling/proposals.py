@@ -131,8 +131,7 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
 def _without(log_probabilities: Tensor, token: Tensor) -> Tensor:
     """Log probabilities given that `token` (n,) is not drawn; all -inf where nothing else is possible."""
     rest = log_probabilities.scatter(-1, token[:, None], -torch.inf)
-    total = rest.logsumexp(-1, keepdim=True)
-    return torch.where(total == -torch.inf, rest, rest - total)
+    return torch.where(rest.amax(-1, keepdim=True) == -torch.inf, rest, rest.log_softmax(-1))
 
 
 class Proposed(NamedTuple):

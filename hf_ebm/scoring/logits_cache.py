@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hf_ebm.runtime import device_memory
 from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, to_device
 
 _MOST_BYTES_ON_CPU = 2**29
@@ -66,7 +67,8 @@ class MaskedLogitsCache(Runner):
     @classmethod
     def around(cls, runner: Runner, free: Tensor, vocab_size: int, like: Tensor) -> Runner:
         """The runner itself where logits would take more than half a GiB, or on a GPU an eighth of its free memory."""
-        most = torch.cuda.mem_get_info(like.device)[0] // 8 if like.is_cuda else _MOST_BYTES_ON_CPU
+        own = device_memory(like.device)
+        most = _MOST_BYTES_ON_CPU if own is None else own.free // 8
         if 2 * len(free) * int(free.sum(1).max()) * vocab_size * like.dtype.itemsize > most:
             return runner
         try:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
 from hf_ebm.checks import as_whole
-from hf_ebm.runtime import BYTES_PER_LOGIT
+from hf_ebm.runtime import BYTES_PER_LOGIT, device_memory, where_float64_is
 from hf_ebm.scoring.passes import Pass
 from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, to_device
 
@@ -129,8 +129,8 @@ class MaskedBatchRunner(Runner):
             lower = max(1, min(budget, self._cost(sequences, rows, source, passes)) // 2)
             self._budgets.update(dict.fromkeys((False, True), lower))
             logger.warning(f"Out of memory: going on with a token budget of {lower}.")
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            if device_memory(device) is not None:
+                torch.get_device_module(device).empty_cache()
         return results, order
 
     def token_budget(self, device: torch.device) -> int:
@@ -218,25 +218,15 @@ class MaskedBatchRunner(Runner):
         return logits.to(device if device == sequences.ids.device else where_float64_is(device))
 
 
-def where_float64_is(device: torch.device) -> torch.device:
-    """The device itself, or the CPU if it has no float64.
-
-    Example:
-        >>> where_float64_is(torch.device("mps")), where_float64_is(torch.device("cuda"))
-        (device(type='cpu'), device(type='cuda'))
-    """
-    return torch.device("cpu") if device.type == "mps" else device
-
-
 def default_token_budget(device: torch.device, gradient: bool = False) -> int:
     """Tokens per forward pass: a quarter of the free memory; on a CPU 4,096, beyond which its caches gain nothing.
 
     With `gradient` tokens whose activations are kept: less on a GPU, half of that on a CPU.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+    own = device_memory(device)
+    if own is not None:
         size = _BYTES_PER_TOKEN_WITH_GRADIENT if gradient else _BYTES_PER_TOKEN
-        return max(512, min(free // 4 // size, 262_144))
+        return max(512, min(own.free // 4 // size, 262_144))
     return 2048 if gradient else 4096
 
 

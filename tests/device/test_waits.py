@@ -13,6 +13,8 @@ LIMITS = {
     "single site": ({}, 2, 60),
     "single site, delayed": ({"delayed_acceptance": 1}, 3, 100),
     "single site, exclude_current": ({"exclude_current": True}, 2, 100),
+    "single site, delayed, exclude_current": ({"delayed_acceptance": 1, "exclude_current": True}, 3, 100),
+    "two lengths, exclude_current": ({"lengths": [8, 6], "exclude_current": True}, 2, 150),
     "pairs": (PAIRS, 5, 150),
     "pairs in parallel": ({"block_size": 2}, 2, 60),
     "gibbs": ({"kernel": "gibbs"}, 2, 60),
@@ -36,7 +38,7 @@ def test_a_step_waits_for_what_it_draws_and_decides_on_alone(name, monkeypatch):
         launches += sum(count for (event, _, line), count in events.items() if event == "launch" and ours(line))
 
     monkeypatch.setattr(generation_energy, "run_epoch", counted)
-    model.generate(lengths=8, num_chains=8, num_epochs=4, seed=0, **settings)
+    model.generate(**{"lengths": 8, **settings}, num_chains=8, num_epochs=4, seed=0)
     assert 0 < waits <= most_waits * steps and launches <= most_launches * steps
 
 

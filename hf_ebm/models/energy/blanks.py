@@ -19,6 +19,7 @@ from hf_ebm.model_facts import limit_of
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.encoding import check_encoded, encode_plain
 from hf_ebm.models.energy.inputs import by_row, check_inputs, context_of
+from hf_ebm.runtime import where_float64_is
 from hf_ebm.sampling.target import ExtraEnergy, Target
 from hf_ebm.scoring.joint_fills import FillSpace, Slot
 from hf_ebm.scoring.rows import Runner
@@ -264,7 +265,7 @@ def _layout(
             slots.append((own, part.repeat(1, len(group))))
     order = sorted(range(len(slots)), key=lambda number: slots[number][0][0])
     place_of = {number: place for place, number in enumerate(order)}
-    device = support.device
+    device = where_float64_is(support.device)
     made = tuple(Slot(torch.tensor(slots[n][0], device=device), slots[n][1].to(device)) for n in order)
     blanks = [
         Blank(torch.tensor(own, device=device), [place_of[number] for number in owned])

@@ -233,7 +233,7 @@ def _length_logits(length_model: PreTrainedModel, ids: Tensor) -> Tensor:
             f"length_model must be a sequence classifier of lengths, got {type(length_model).__name__}, whose logits "
             f"have the shape {tuple(logits.shape)}"
         )
-    return logits[:, 1:].double().cpu()
+    return logits[:, 1:].cpu().double()
 
 
 def _whole_lengths(lengths: object, rows: int) -> list[int]:

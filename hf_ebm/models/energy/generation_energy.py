@@ -21,6 +21,7 @@ from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.models.energy.chains import Chains, build_chains, check_starts, constrained, proposal_support
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
+from hf_ebm.runtime import where_float64_is
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.output import ChainGenerationOutput, output_of, warn_of_poor_samples
 from hf_ebm.sampling.proposals import FILLS, BlockProposal, proposal_of
@@ -34,7 +35,6 @@ from hf_ebm.sampling.sampler import (
 )
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.scoring.logits_cache import MaskedLogitsCache
-from hf_ebm.scoring.masked_batches import where_float64_is
 from hf_ebm.scoring.rows import BadLogitsError, Runner
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from hf_ebm.models.energy.encoding import check_encoded, check_same_mask
 from hf_ebm.models.energy.inputs import check_energy_inputs, mask_id_of
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.random_state import generator_of
+from hf_ebm.runtime import where_float64_is
 from hf_ebm.sampling.fill_estimates import drawn_fills, estimated_log_partition, log_weights
 from hf_ebm.scoring.energies import token_energies
 from hf_ebm.scoring.joint_fills import fill_energies, num_joint_rows
@@ -322,7 +323,7 @@ def _energies(
             terms = token_energies(runner, replace(sequences, numbers=users), scored, model.config.energy)
         except BadLogitsError as error:
             raise BadLogitsError(error.row, error.position, "variants: row") from error
-        found.append(terms.double().sum(1).cpu())
+        found.append(terms.cpu().double().sum(1))
     numbers = {own: number for number, own in enumerate(different)}
     return torch.cat(found)[[numbers[tuple(own)] for own in rows]]
 
@@ -330,11 +331,11 @@ def _energies(
 def _candidates(model: EnergyModel, spelling: Spelling, letters: str | None) -> Tensor:
     """Token ids (K,) that may stand at a site."""
     if letters is None:
-        return proposal_support(model, None).nonzero()[:, 0]
+        return proposal_support(model, None).nonzero()[:, 0].to(where_float64_is(model.input_device))
     own = [spelling.token("letters", letter) for letter in as_string("letters", letters)]
     if not own:
         raise ValueError("letters must hold a letter, got none")
-    return torch.tensor(list(dict.fromkeys(own)), device=model.input_device)
+    return torch.tensor(list(dict.fromkeys(own)), device=where_float64_is(model.input_device))
 
 
 class _Joint:
@@ -363,7 +364,8 @@ class _Joint:
                     f"variants: row {row}: {rows[row]!r} has a letter that isn't among the letters allowed"
                 )
             self.choices.append([number[ids[column]] for column in sites])
-        self.spaces = {sites: joint_space(sites, reference, candidates, context) for sites in self.members}
+        where = reference.to(candidates.device), candidates
+        self.spaces = {sites: joint_space(sites, *where, context) for sites in self.members}
 
     def exact(self) -> Tensor:
         """(N,), a table for each set of sites."""

@@ -231,7 +231,7 @@ def _term_lists(
             )
         except BadLogitsError as error:
             raise BadLogitsError(pool[error.row], error.position, "texts: row") from error
-        for row, own in zip(pool, values.double().tolist(), strict=True):
+        for row, own in zip(pool, values.cpu().double().tolist(), strict=True):
             terms[row] = [value for value, scored in zip(own, encoded[row].scored, strict=False) if scored]
     return terms
 

@@ -21,7 +21,7 @@ from hf_ebm.model_modes import evaluation_mode, generated_ids, own_generation_co
 from hf_ebm.objectives.completions import ends_at, pad_right
 from hf_ebm.objectives.losses import check_energies
 from hf_ebm.random_state import seeded
-from hf_ebm.runtime import check_fits, logit_bytes
+from hf_ebm.runtime import check_fits, logit_bytes, where_float64_is
 
 if TYPE_CHECKING:
     from hf_ebm.models.residual.modeling_residual import ResidualEnergyModel
@@ -268,7 +268,7 @@ def candidate_energies(
                 values = model(input_ids=ids, attention_mask=mask).energy
             else:
                 values = _energies_after(model, shared, part)
-            energies |= zip(different[at : at + batch_size], values.double().tolist(), strict=True)
+            energies |= zip(different[at : at + batch_size], values.cpu().double().tolist(), strict=True)
     found = torch.tensor([energies[tuple(ids.tolist())] for ids in candidates], dtype=torch.float64)
     check_energies(found)
     return found
@@ -343,7 +343,7 @@ def next_token_log_probs(lm: PreTrainedModel, row: Tensor) -> Tensor:
     """Log probabilities (V,) of the language model's next token, float64."""
     with evaluation_mode(lm), state_kept(lm):
         logits = lm(input_ids=row[None], attention_mask=torch.ones_like(row[None]), use_cache=False).logits
-    return logits[0, -1].double().log_softmax(-1)
+    return logits[0, -1].to(where_float64_is(logits.device)).double().log_softmax(-1)
 
 
 def clamped_energies(

@@ -131,13 +131,13 @@ def joint_terms(
     ids, mask = model.encoder_rows(
         [torch.cat([a.cpu(), b.cpu()]) for a, b in zip(prefixes, continuations, strict=True)]
     )
-    energies = model(input_ids=ids, attention_mask=mask).energy.double().cpu()
+    energies = model(input_ids=ids, attention_mask=mask).energy.cpu().double()
     lm = lm_of(model)
     device = lm.device
     before, after = ([ids.to(device) for ids in rows] for rows in (prefixes, continuations))
     with state_kept(lm):
         terms = completion_token_log_probs(lm, before, after, model.config.lm_pad_token_id)
-    return energies, terms.double().sum(1).cpu()
+    return energies, terms.cpu().double().sum(1)
 
 
 @model_output
@@ -275,7 +275,7 @@ def lm_log_probs(
         for at in range(0, len(prefixes), batch_size):
             before, after = prefixes[at : at + batch_size], continuations[at : at + batch_size]
             with state_kept(lm):
-                found = completion_token_log_probs(lm, before, after, pad_id).double().cpu()
+                found = completion_token_log_probs(lm, before, after, pad_id).cpu().double()
             for row, (values, prefix, ids) in enumerate(zip(found, before, after, strict=True), at):
                 table[row, : len(ids)] = values[len(prefix) - 1 :][: len(ids)]
     return table
