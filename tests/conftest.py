@@ -57,6 +57,13 @@ def same_numbers_for_fixtures() -> None:
     torch.default_generator.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_is_old_is_not_collected() -> None:
+    """Nor does what earlier files left slow down the collection that every training begins with."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def same_numbers(same_numbers_for_fixtures) -> None:
     """Nor on which tests."""

@@ -31,18 +31,16 @@ def make(kind: str, energy: str, seed: int = 0) -> EnergyModel:
 
 
 def energies_by_hand(model: EnergyModel, length: int) -> dict[tuple, torch.Tensor]:
-    """The energy of every sequence of words, one masked position at a time, with its gradient."""
-    found = {}
-    for words in itertools.product(WORDS, repeat=length):
-        ids, total = torch.tensor([[1, *words, 2]]), 0.0
-        for position in range(1, length + 1):
-            masked = ids.clone()
-            masked[0, position] = 3
-            logits = model.mlm(input_ids=masked).logits[0, position]
-            scores = logits if model.config.energy == "raw" else logits.log_softmax(-1)
-            total = total - scores[ids[0, position]]
-        found[words] = total
-    return found
+    """The energy of every sequence of words, one masked position of all of them at a time, with its gradient."""
+    sequences = list(itertools.product(WORDS, repeat=length))
+    ids, total = torch.tensor([[1, *words, 2] for words in sequences]), 0.0
+    for position in range(1, length + 1):
+        masked = ids.clone()
+        masked[:, position] = 3
+        logits = model.mlm(input_ids=masked).logits[:, position]
+        scores = logits if model.config.energy == "raw" else logits.log_softmax(-1)
+        total = total - scores[range(len(ids)), ids[:, position]]
+    return dict(zip(sequences, total, strict=True))
 
 
 def loss_by_hand(model: EnergyModel, objective: str, rows, teacher=None) -> torch.Tensor:
