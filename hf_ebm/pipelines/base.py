@@ -80,8 +80,10 @@ class RowPipeline(Pipeline):
         raise NotImplementedError
 
     def prepared(self, item: object) -> Any:
-        """A checked row of one input. Raises `ValueError`, naming what is wrong."""
-        raise NotImplementedError
+        """A checked row of one input, here of a text. Raises `ValueError`, naming what is wrong."""
+        if not isinstance(item, str):
+            raise ValueError(f"inputs must be texts, got {type(item).__name__}")
+        return item
 
     def run_batch(self, rows: list, numbers: list[int], **arguments: Any) -> list:
         """One result per row; `numbers` are those of the inputs, counted from 0 in a call."""

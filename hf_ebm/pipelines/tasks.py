@@ -52,11 +52,6 @@ class EnergyScoringPipeline(RowPipeline):
     def arguments(self) -> tuple[str, ...]:
         return ("masking", "stride", "token_budget", "further_inputs", "variant")
 
-    def prepared(self, item: object) -> str:
-        if not isinstance(item, str):
-            raise ValueError(f"inputs must be texts, got {type(item).__name__}")
-        return item
-
     def run_batch(self, rows: list[str], numbers: list[int], **arguments: Any) -> list[dict]:
         found = self.model.score(rows, self.spelling, unknown_tokens="ignore", **arguments)
         return [
@@ -287,9 +282,7 @@ class JointSamplingPipeline(GeneratingPipeline):
         return prompt_encoder(self.spelling, next(iter(self.model.end_ids), -1))
 
     def prepared(self, item: object) -> list[int]:
-        if not isinstance(item, str):
-            raise ValueError(f"inputs must be texts, got {type(item).__name__}")
-        return self._encode([item])[0]
+        return self._encode([super().prepared(item)])[0]
 
     def run_batch(self, rows: list[list[int]], numbers: list[int], **arguments: Any) -> list[dict]:
         seed = arguments.pop("seed")
@@ -341,11 +334,6 @@ class JointFillMaskPipeline(RowPipeline):
             "marginals", "top_k", "reading", "method", "temperature", "words", "pieces", "equal", "different",
             "pattern", "extra_energies", "row_limit", "seed", "token_budget", "further_inputs",
         )  # fmt: skip
-
-    def prepared(self, item: object) -> str:
-        if not isinstance(item, str):
-            raise ValueError(f"inputs must be texts, got {type(item).__name__}")
-        return item
 
     def run_batch(self, rows: list[str], numbers: list[int], **arguments: Any) -> list[list]:
         by_blank = arguments.pop("marginals", False)
