@@ -20,7 +20,7 @@ from benchmarks.common import describe_machine, print_table
 from benchmarks.loops import CarefulLoop, PlainLoop
 from hf_ebm.assets import load_embedded
 from hf_ebm.models.energy.chains import proposal_support
-from hf_ebm.sampling.output import energy_diagnostics
+from hf_ebm.sampling.run import energy_diagnostics
 
 CHAINS = 16
 LAG = 2_000  # masked rows a chain after which tokens are compared

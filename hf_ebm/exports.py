@@ -18,7 +18,7 @@ from hf_ebm.models.residual import (
 )
 from hf_ebm.relaxations.soft_beam import soft_beam_search
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.texts import ExpertEnergy, TextEnergy
 
 __all__ = [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import as_whole
-from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,7 @@ from hf_ebm.models.energy.saved_runs import holds_run
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.runtime import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
 from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.texts import report_unknown
 

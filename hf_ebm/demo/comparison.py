@@ -35,7 +35,7 @@ from hf_ebm.demo.scoring import as_local
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import sampler_names
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
 
 CHAINS = 4  # of a sampling kernel: enough for a mean, few enough to wait for

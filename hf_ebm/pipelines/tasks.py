@@ -28,7 +28,7 @@ from hf_ebm.objectives.completions import pad_right
 from hf_ebm.pipelines.base import RowPipeline
 from hf_ebm.random_state import stream_seed
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.texts import prompt_encoder
 
 # What `score` takes a list of, by what an input calls its one; it is the same for all candidates of an input.

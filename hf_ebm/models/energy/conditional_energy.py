@@ -26,7 +26,7 @@ from hf_ebm.models.energy.encoding import (
 from hf_ebm.models.energy.inputs import by_row, is_model_input
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.sampler import LENGTH, chain_generator, check_run_fits
 from hf_ebm.texts import as_texts, report_unknown, tokenized
 

@@ -18,7 +18,7 @@ from hf_ebm.model_facts import num_embeddings
 from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.models.energy.modeling_energy import EnergyModel
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput
+from hf_ebm.sampling.run import ChainGenerationOutput
 
 if TYPE_CHECKING:
     from torch import Tensor

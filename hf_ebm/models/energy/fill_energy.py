@@ -33,7 +33,7 @@ from hf_ebm.sampling.fill_estimates import (
     log_weights,
     slot_conditionals,
 )
-from hf_ebm.sampling.output import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
 from hf_ebm.scoring.joint_fills import (
     FillSpace,

@@ -23,8 +23,8 @@ from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.runtime import where_float64_is
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.output import ChainGenerationOutput, output_of, warn_of_poor_samples
 from hf_ebm.sampling.proposals import FILLS, BlockProposal, proposal_of
+from hf_ebm.sampling.run import ChainGenerationOutput, output_of, warn_of_poor_samples
 from hf_ebm.sampling.sampler import (
     ChainKey,
     decoded,
