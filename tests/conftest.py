@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # models are imported by the tests that have any
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+if not torch.cuda.is_available():  # each seed would be kept for a card to come, with the stack that asked for it
+    torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
 
 
 # A device that is registered stays for the rest of the process: `make test-device` names the folder.
