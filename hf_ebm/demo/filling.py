@@ -145,7 +145,7 @@ def fill_status(found: FillOutput) -> str:
 def fill_rows(found: FillOutput) -> list[list]:
     """A row for each fill, its columns as in `HEADERS`."""
     return [
-        [" · ".join(own.token_strs), _with_error(own.probability, own.error), f"{own.energy:.2f}"]
+        [" · ".join(own.token_strs), _with_error(own.probability, own.error), f"{round(own.energy, 2) + 0.0:.2f}"]
         for own in found.fills[0]
     ]
 

@@ -1,6 +1,7 @@
 """Joint samples, recurrent nets, encoder-decoders, pipelines, `evaluate` modules and commands on a card."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from hf_ebm import EnergyModel, enumerate_distribution
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.data.symbols import symbol_tokenizer
+from hf_ebm.demo.components import read_prompt
+from hf_ebm.demo.sampling import read_settings, watch_chains
 from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.models.energy.fill_energy import METHODS, READINGS
 from hf_ebm.pipelines import (
@@ -116,6 +119,17 @@ def test_scores_of_variants(scheme):
         mlm = tiny_family_model("bert", vocab_size=len(own))
         model = EnergyModel(mlm, **token_roles(own, len(own))).eval().to(device)
         return model.score_variants(mutations.REFERENCE, ["K2R", "K2R:T3A"], own, scheme=scheme).scores
+
+    agree(of)
+
+
+def test_chains_that_the_demo_watches():
+    def of(device):
+        model = energy_model().to(device)
+        prompt = read_prompt(model, tokenizer(), "the ___ sat on ___", 0)
+        settings = read_settings(prompt, "metropolis_hastings", 4, 1, 1.0, 0) | {"num_chains": 2}
+        *_, last = watch_chains(model, prompt, settings, threading.Event())
+        return [last.ids, last.energies]
 
     agree(of)
 
