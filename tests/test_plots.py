@@ -103,9 +103,9 @@ def test_fills_with_and_without_errors():
 
 
 def test_substitutions_as_a_heat_map():
-    axes = plot_substitutions(["K2A", "M1C", "K2C"], torch.tensor([1.5, -3.0, 0.0]))
+    axes = plot_substitutions(["K2A", "M1C", "K2C"], torch.tensor([3.0, -1.5, 0.0]))
     image = axes.images[0]
-    expected = np.array([[np.nan, 1.5], [-3.0, 0.0]])
+    expected = np.array([[np.nan, 3.0], [-1.5, 0.0]])
     np.testing.assert_array_equal(image.get_array().filled(np.nan), expected)
     assert image.get_clim() == (-3.0, 3.0)  # white is 0
     assert [label.get_text() for label in axes.get_xticklabels()] == ["M\n1", "K\n2"]
