@@ -35,10 +35,9 @@ TABS: dict[str, Callable[[Page], None]] = {
 }
 # One thing at a time: runs side by side on one device would all be slower. Others wait in line.
 _ONE_AT_A_TIME = {"concurrency_id": "model", "concurrency_limit": 1}
-# Gradio shows a field that can't be typed into like any other, and marks tokens in the dark with too little contrast.
+# Gradio shows a field that can't be typed into like any other.
 _STYLE = """<style>
 input:disabled {opacity: 0.4 !important; cursor: not-allowed !important}
-.dark .textspan * {color: white !important}
 .heat-map {overflow-x: auto}
 .heat-map table {width: auto; font-size: 12px; font-variant-numeric: tabular-nums}
 .heat-map caption {text-align: left; white-space: nowrap; padding-bottom: 6px}
