@@ -201,7 +201,7 @@ class ResidualCache:
                 module.p = run.dropout
         shared = dict(
             output_dir=str(work), seed=seed, num_train_epochs=run.epochs, learning_rate=run.learning_rate,
-            per_device_train_batch_size=32, warmup_steps=100, lr_scheduler_type="cosine", weight_decay=0.01,
+            per_device_train_batch_size=32, warmup_steps=0.1, lr_scheduler_type="cosine", weight_decay=0.01,
             logging_steps=25, save_strategy="no", report_to=[], use_cpu=True, bf16=True, disable_tqdm=True,
         )  # fmt: skip
         data: dict = {"train_dataset": self.train_rows(run.max_train, run.negatives)}
