@@ -6,6 +6,7 @@ import argparse
 
 from benchmarks.common import begin_timing, medians, print_table
 from hf_ebm.assets import load_embedded
+from hf_ebm.models.energy.chains import proposal_support
 
 TEXT = "and the {} said unto the {} of israel, behold"
 
@@ -17,7 +18,10 @@ def main() -> None:
     arguments = begin_timing(parser, repeats=3)
     model, tokenizer = load_embedded()
     plain, blanks = TEXT.format("king", "men"), TEXT.format("[MASK]", "[MASK]")
-    words = None if arguments.words is None else list(tokenizer.get_vocab())[100 : 100 + arguments.words]
+    words = None
+    if arguments.words is not None:
+        some = proposal_support(model, None).nonzero()[: arguments.words, 0]
+        words = tokenizer.convert_ids_to_tokens(some.tolist())
     out = model.fill(blanks, tokenizer, words=words)  # the run-time checks of the head are in neither time
     rows, scored = out.num_masked_rows, int(model.score([plain], tokenizer).num_tokens)
     texts = [plain] * (rows // scored)

@@ -112,6 +112,19 @@ def test_fills(reading, method):
     agree(of)
 
 
+def test_joints_of_pairs_and_fills_by_further_energies():
+    def of(device):
+        differ = lambda ids: (ids[:, 2] == ids[:, 5]).double()  # noqa: E731
+        model = energy_model().to(device)
+        found = model.pair_joints(FILLED[0], tokenizer(), words=["the", "cat", "dog"], extra_energies=differ)
+        filled = model.fill(
+            FILLED[0], tokenizer(), words=["the", "cat", "dog"], different=[0, 1], extra_energies=differ
+        )
+        return [found.joints, found.divergences, filled.log_partition]
+
+    agree(of)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scores_of_variants(scheme):
     def of(device):

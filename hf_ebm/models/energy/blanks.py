@@ -150,7 +150,8 @@ class Layout(NamedTuple):
         if not extra:
             return None
         nothing, free = torch.zeros(1, dtype=torch.long), torch.zeros_like(self.space.ids[None], dtype=torch.bool)
-        return Target(runner, energy, free, nothing, nothing, free[0], None, extra).extra_energy
+        target = Target(runner, energy, free, nothing, nothing, free[0], None, extra)
+        return lambda ids: target.extra_energy(ids.cpu()).to(ids.device)  # those of chains, which lie on the host
 
 
 def layouts_of(
