@@ -279,7 +279,8 @@ class ExpertEnergy:
         token_budget: tokens per forward pass of the expert; by default from free memory.
 
     Raises:
-        ValueError: for one tokenizer of the two, and when called for what `EnergyModel.score` refuses.
+        ValueError: for what is no energy model, one tokenizer of the two, and none of them where the model doesn't know
+            what padding is; when called for what `EnergyModel.score` refuses.
 
     Example:
         >>> from hf_ebm.assets import load_embedded
@@ -299,19 +300,24 @@ class ExpertEnergy:
         tokenizer: PreTrainedTokenizerBase | None = None,
         token_budget: int | None = None,
     ):
+        check_methods("model", model, "score", "score_ids")
         if (own_tokenizer is None) != (tokenizer is None):
             raise ValueError("own_tokenizer and tokenizer go together: give both, or none where ids are the same")
         for name, given in (("own_tokenizer", own_tokenizer), ("tokenizer", tokenizer)):
             if given is not None:
                 check_tokenizer(name, given)
+        if tokenizer is None and model.config.pad_token_id is None:
+            raise ValueError(
+                "model: pad_token_id is not set, so padding would count as tokens; load it with its tokenizer beside "
+                "it, or pass pad_token_id= to EnergyModel"
+            )
         self.model, self.token_budget = model, token_budget
         self.own_tokenizer, self.tokenizer = own_tokenizer, tokenizer
 
     def __call__(self, ids: Tensor) -> Tensor:
         """(n,) energies in nats, float64, of token ids (n, T) of the model that samples."""
         if self.own_tokenizer is None or self.tokenizer is None:
-            pad = self.model.config.pad_token_id
-            attended = None if pad is None else (ids != pad).long()
+            attended = ids.ne(self.model.config.pad_token_id).long()
             return self.model.score_ids(ids, attended, token_budget=self.token_budget).cpu().double().sum(1)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         found = self.model.score(texts, self.own_tokenizer, token_budget=self.token_budget, unknown_tokens="ignore")

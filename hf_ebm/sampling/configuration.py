@@ -62,6 +62,13 @@ def _token_ids(name: str, value: object) -> list[int]:
     return tokens
 
 
+def _positions(name: str, value: object) -> list[int]:
+    positions = wholes(value)
+    if positions is None:
+        raise ValueError(f"{name} must be a list of positions, whole numbers from 0 up, got {value!r}")
+    return positions
+
+
 def _allowed_tokens(name: str, value: object) -> dict[int, list[int]]:
     """Token ids by position, which JSON makes a text of."""
     if not isinstance(value, dict) or not value:
@@ -166,7 +173,7 @@ class ChainGenerationConfig(GenerationSettings):
         None,
         "Positions that stay as they are in every prompt, from 0 and special tokens counted; `free_mask` says it of "
         "each.",
-        check=_token_ids,
+        check=_positions,
     )
     allowed_tokens: Setting[dict[int, list[int]] | None] = setting(
         None, "Ids that some positions may hold, by position: `{3: [5, 7]}`.", check=_allowed_tokens

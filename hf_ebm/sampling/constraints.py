@@ -36,6 +36,7 @@ def at_most_changes(start: Tensor, most: int) -> Constraint:
         >>> near(torch.tensor([[5, 8, 7], [8, 8, 7]]))
         tensor([ True, False])
     """
+    most = min(most, start.shape[1])  # a tensor holds no number of any size
     return lambda ids: (ids != start).sum(1) <= most
 
 
@@ -61,7 +62,9 @@ def at_least_away(avoid: Sequence[Sequence[int]], least: int, start: Tensor, sto
     def away(ids: Tensor) -> Tensor:
         allowed = torch.ones(len(ids), dtype=torch.bool)
         for chains, columns, others in groups:
-            allowed[chains] = hamming_distances(ids[chains].gather(1, columns), others).amin(1) >= least
+            allowed[chains] = hamming_distances(ids[chains].gather(1, columns), others).amin(1) >= min(
+                least, ids.shape[1] + 1
+            )
         return allowed
 
     return away if groups else None

@@ -62,7 +62,10 @@ def besag_joint(conditionals: PairConditionals, pivot: int) -> Tensor:
     compatible, and then the pivot doesn't matter.
 
     Args:
-        pivot: number of a', the token at the first position that `p(b)` is read at; of probability above 0.
+        pivot: number of a', the token at the first position that `p(b)` is read at.
+
+    Raises:
+        ValueError: for a pivot that can't stand beside some b.
 
     Example:
         >>> joint = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
@@ -70,7 +73,11 @@ def besag_joint(conditionals: PairConditionals, pivot: int) -> Tensor:
         tensor([[0.1000, 0.2000],
                 [0.3000, 0.4000]])
     """
-    log_ratio = conditionals.first - conditionals.first[pivot]
+    beside = conditionals.first[pivot]
+    if not bool(beside.isfinite().all()):
+        number = int((~beside.isfinite()).nonzero()[0])
+        raise ValueError(f"pivot {pivot} has probability 0 given {number} at the second position; take another one")
+    log_ratio = conditionals.first - beside
     joint = log_ratio + conditionals.second[pivot]
     return joint - joint.flatten().logsumexp(0)
 

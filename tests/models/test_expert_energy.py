@@ -72,3 +72,14 @@ def test_one_tokenizer_of_two_is_refused():
         ExpertEnergy(model, tokenizer)
     with pytest.raises(ValueError, match="own_tokenizer must be a tokenizer"):
         ExpertEnergy(model, "bert", tokenizer)
+
+
+def test_what_is_no_expert_is_refused_at_once():
+    """Before a chain is run: what has no energies, and ids whose padding the expert would score."""
+    model, tokenizer = made(["a", "b"], seed=0)
+    with pytest.raises(ValueError, match="model must be an object with the methods score and score_ids"):
+        ExpertEnergy(model.mlm)
+    unaware = EnergyModel(model.mlm, mask_token_id=3, special_token_ids=[0, 1, 2])
+    with pytest.raises(ValueError, match="model: pad_token_id is not set"):
+        ExpertEnergy(unaware)
+    assert ExpertEnergy(unaware, tokenizer, tokenizer)(torch.tensor([[1, 5, 2]])).isfinite()

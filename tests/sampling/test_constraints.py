@@ -155,6 +155,13 @@ def test_a_resumed_run_counts_from_where_it_began(rule, model, tmp_path):
         model.generate(resume_from=tmp_path, max_changes=3)
 
 
+def test_a_budget_above_the_length_is_none(model):
+    few = {"num_chains": 2, "num_epochs": 2}
+    assert equal(
+        sampled(model, "max_changes", max_changes=10**30, **few), sampled(model, "max_changes", max_changes=3, **few)
+    )
+
+
 def test_refused_moves_cost_no_rows(model):
     """Once the budget is spent, only the positions that differ from the start are tried."""
     out = sampled(model, "max_changes", num_chains=50)
@@ -175,16 +182,22 @@ def test_refused_moves_cost_no_rows(model):
         ({"avoid": [[1, 99, 6, 6, 2]]}, "avoid: 99 is no id"),
         ({"avoid": [5, 6]}, "avoid: entry 0 must be"),
         ({"avoid": []}, "avoid must be"),
+        ({"avoid": [[1, 5, 2], [1, 5, 2, 0]]}, "avoid: entry 1 is padded"),
+        ({"avoid": [[0, 1, 5, 2]]}, "avoid: entry 0 is padded"),
+        ({"avoid": [[1, 6, 6, 6, 2]], "min_distance": 10**30}, "avoid: prompt 0 starts at fewer than"),
         ({"avoid": [[6]], "decoder": "mask_predict"}, "avoid has no effect with decoder"),
         ({"min_distance": 2}, "min_distance has no effect without avoid"),
         ({"allowed_tokens": {0: [5]}}, "allowed_tokens: position 0, .* isn't free in prompt 0"),
         ({"allowed_tokens": {9: [5]}}, "allowed_tokens: position 9"),
+        ({"allowed_tokens": {10**30: [5]}}, "allowed_tokens: position 10+, "),
         ({"allowed_tokens": {1: [5], 2: [4]}}, r"allowed_tokens: position 2 lists \[4\]"),
         ({"allowed_tokens": {1: [5], 2: [6]}, "suppress_tokens": [6]}, r"allowed_tokens: position 2 lists \[6\]"),
         ({"allowed_tokens": {1: []}}, "allowed_tokens: position 1 must hold"),
         ({"allowed_tokens": [5]}, "allowed_tokens must be"),
         ({"allowed_tokens": {"one": [5]}}, "allowed_tokens: positions"),
         ({"protected_positions": [5]}, "protected_positions: position 5"),
+        ({"protected_positions": [10**30]}, "protected_positions: position 10+, "),
+        ({"protected_positions": [-1]}, "protected_positions must be a list of positions"),
         ({"protected_positions": [1, 2, 3]}, "no free position"),
         ({"protected_positions": [1], "input_ids": torch.tensor([[1, 3, 3, 2]])}, "mask token at fixed position 1"),
     ],

@@ -99,6 +99,13 @@ def test_the_joint_of_besag_has_the_first_conditionals_and_depends_on_its_pivot(
     assert total_variation(one, other) > 0.01
 
 
+def test_a_pivot_that_cannot_stand_beside_every_word_is_refused():
+    joint = table(2)
+    joint[2, 1] = -torch.inf
+    with pytest.raises(ValueError, match="pivot 2 has probability 0 given 1"):
+        besag_joint(conditionals_of(joint), 2)
+
+
 def test_an_iteration_that_was_cut_says_what_still_changed(incompatible):
     assert arnold_gokhale_joint(incompatible, max_iterations=3).num_iterations == 3
     changes = [arnold_gokhale_joint(incompatible, max_iterations=n).change for n in (3, 10, 30)]

@@ -249,8 +249,9 @@ def protect(free: Tensor, sequences: Sequences, config: ResolvedChainConfig, key
     """Free positions (C, T) without `protected_positions`. Raises `ValueError` for one that a prompt hasn't got."""
     free = free.clone()
     for position in config.protected_positions or []:
-        _check_positions("protected_positions", position, sequences.start + position < sequences.stop, keys, "there")
-        free[torch.arange(len(free)), sequences.start + position] = False
+        column = sequences.start + min(position, free.shape[1])
+        _check_positions("protected_positions", position, column < sequences.stop, keys, "there")
+        free[torch.arange(len(free)), column] = False
     return free
 
 
@@ -280,11 +281,22 @@ def constrained(target: Target, config: ResolvedChainConfig, keys: Sequence[Chai
     )
 
 
+def check_avoid(model: EnergyModel, config: ResolvedChainConfig) -> None:
+    """Raises `ValueError` for a sequence of `avoid` with padding, which no chain could ever be at."""
+    roles, pad = model.config, model.config.pad_token_id
+    if pad in [*(roles.prefix_token_ids or []), *(roles.suffix_token_ids or [])]:
+        return
+    padded = [number for number, ids in enumerate(config.avoid or []) if pad in (ids[0], ids[-1])]
+    if padded:
+        raise ValueError(f"avoid: entry {padded[0]} is padded with {pad}; give every sequence at its own length")
+
+
 def _position_tokens(target: Target, config: ResolvedChainConfig, keys: Sequence[ChainKey]) -> PositionTokens:
     allowed, size = config.allowed_tokens or {}, len(target.support)
     for position, tokens in allowed.items():
-        column = (target.start + position).clamp(max=target.free.shape[1] - 1)
-        is_free = (target.start + position < target.stop) & target.free[torch.arange(len(column)), column]
+        column = (target.start + min(position, target.free.shape[1])).clamp(max=target.free.shape[1] - 1)
+        is_there = target.start + min(position, target.free.shape[1]) < target.stop
+        is_free = is_there & target.free[torch.arange(len(column)), column]
         _check_positions("allowed_tokens", position, is_free, keys, "free")
         never = [token for token in tokens if token >= size or not bool(target.support[token])]
         if never:

@@ -18,7 +18,14 @@ from transformers.utils import logging
 
 from hf_ebm.checks import as_callables, check_methods, name_of, row_truths
 from hf_ebm.model_modes import evaluation_mode
-from hf_ebm.models.energy.chains import Chains, build_chains, check_starts, constrained, proposal_support
+from hf_ebm.models.energy.chains import (
+    Chains,
+    build_chains,
+    check_avoid,
+    check_starts,
+    constrained,
+    proposal_support,
+)
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.runtime import where_float64_is
@@ -196,6 +203,7 @@ def _begin(
         config.lengths = None  # the model's own concern sampling from nothing, and are no part of this run
     config.draw_seed()
     support = proposal_support(model, config.suppress_tokens)
+    check_avoid(model, config)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
     target = _target(model, chains, config, support, extra, token_budget)
