@@ -8,6 +8,9 @@ from transformers import AutoTokenizer
 
 from examples.reactions import save_checkpoint
 from hf_ebm import EnergyModel
+from hf_ebm.demo.components import examples_for
+from hf_ebm.demo.filling import read_fill
+from hf_ebm.demo.scoring import read_scan, variant_rows
 from tests.models.test_fill import assert_is, normalized, plain_energies
 from tests.real_models import reaction_wheel
 
@@ -88,3 +91,16 @@ def test_infilling_keeps_the_rest(reactions):
     out = model.generate(ids, num_chains=4, num_epochs=6, burn_in=2, seed=0)
     assert (out.sequences[:, ids[0] != tokenizer.mask_token_id] == ids[ids != tokenizer.mask_token_id]).all()
     assert all(tokenizer.decode(row, skip_special_tokens=True).startswith("CC(=O)Cl.") for row in out.sequences)
+
+
+def test_the_demo_opens_with_reactions(reactions):
+    model, tokenizer = reactions
+    own = examples_for(model, tokenizer)
+    order = read_fill(model, tokenizer, *own.fills[0], "any words", "together", 1.0)
+    fills = model.fill(order.text, tokenizer, 3, **order.settings).fills[0]
+    assert {tuple(fill.token_strs) for fill in fills} == {("N", "N"), ("O", "O"), ("S", "S")}
+    right, wrong = model.score(own.lines[0].splitlines(), tokenizer).energy.tolist()
+    assert wrong > right + 5
+    scan = read_scan(*own.references[0], "", "masked_marginals")  # of aspirin
+    scores = model.score_variants(scan.reference, scan.variants, tokenizer).scores.tolist()
+    assert variant_rows(scan, scores)[0][0] == "O7N"  # the amide
