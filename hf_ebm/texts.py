@@ -317,7 +317,7 @@ class ExpertEnergy:
     def __call__(self, ids: Tensor) -> Tensor:
         """(n,) energies in nats, float64, of token ids (n, T) of the model that samples."""
         if self.own_tokenizer is None or self.tokenizer is None:
-            attended = ids.ne(self.model.config.pad_token_id).long()
+            attended = ids.ne(torch.tensor(self.model.config.pad_token_id)).long()
             return self.model.score_ids(ids, attended, token_budget=self.token_budget).cpu().double().sum(1)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         found = self.model.score(texts, self.own_tokenizer, token_budget=self.token_budget, unknown_tokens="ignore")

@@ -92,6 +92,21 @@ def test_no_optimiser_finds_a_nearer_joint(incompatible):
     assert all(pair_divergence(incompatible, other).mean > least + 0.01 for other in others)
 
 
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (1, 3)])
+def test_words_that_are_improbable_everywhere_cost_few_steps(shape):
+    """Logarithms of marginals that are tens apart, as of a vocabulary."""
+    given = 8 * torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    conditionals = PairConditionals((given[0] / 3 + given[0, :, :1]).log_softmax(0), given[1].log_softmax(1))
+    found = arnold_gokhale_joint(conditionals)
+    assert found.change <= 1e-8 and found.num_iterations < 50
+    least, moves = pair_divergence(conditionals, found.log_probs).mean, torch.Generator().manual_seed(6)
+    for scale in (0.1, 1.0) * 20:
+        other = found.log_probs + scale * torch.randn(shape, dtype=torch.float64, generator=moves)
+        assert pair_divergence(conditionals, other).mean > least - 1e-12
+    rounded = PairConditionals(*(own.float() for own in conditionals))
+    assert arnold_gokhale_joint(rounded).num_iterations < 50
+
+
 def test_the_joint_of_besag_has_the_first_conditionals_and_depends_on_its_pivot(incompatible):
     one, other = besag_joint(incompatible, 0), besag_joint(incompatible, 1)
     assert torch.allclose(conditionals_of(one).first, incompatible.first)
@@ -107,8 +122,8 @@ def test_a_pivot_that_cannot_stand_beside_every_word_is_refused():
 
 
 def test_an_iteration_that_was_cut_says_what_still_changed(incompatible):
-    assert arnold_gokhale_joint(incompatible, max_iterations=3).num_iterations == 3
-    changes = [arnold_gokhale_joint(incompatible, max_iterations=n).change for n in (3, 10, 30)]
+    assert arnold_gokhale_joint(incompatible, max_iterations=2).num_iterations == 2
+    changes = [arnold_gokhale_joint(incompatible, max_iterations=n).change for n in range(3)]
     assert changes == sorted(changes, reverse=True) and changes[-1] > 1e-8
 
 
