@@ -54,27 +54,45 @@ def state_kept(model: nn.Module) -> Iterator[None]:
     is, and modules whose weights or unsaved buffers were replaced: what modules count or remember while they are
     trained is their own business. Threads take turns, as one could else put back what another is changing.
     """
-    with _lock_of(model):
-        before = _ModelState(model)
-        try:
-            yield
-        finally:
-            before.put_back(in_training=model.training)
+    with ModelState(model).kept():
+        yield
 
 
-class _ModelState:
+class ModelState:
     """What the modules of a model are made of: attributes, submodules, weights and buffers, and copies of each.
 
-    PyTorch's own layers, the most of them, are taken at their word.
+    PyTorch's own layers, the most of them, are taken at their word. Who runs many passes keeps it: a walk through the
+    modules takes many times as long as a look whether anything in them is another object by now.
     """
 
     def __init__(self, model: nn.Module):
-        everything = list(model.modules())
-        self.weights = [vars(module)["_parameters"] for module in everything]
-        self.modules = [module for module in everything if not _is_plain(type(module))]
+        self.model = model
+        self.identities: list[int] | None = None  # others may be at work on the model now
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """See `state_kept`."""
+        with _lock_of(self.model):
+            if self.identities is None or self._identities() != self.identities or self._children() != self.children:
+                self._walk()
+            else:
+                self.written = self._written()
+            try:
+                yield
+            finally:
+                self._put_back(in_training=self.model.training)
+
+    def _walk(self) -> None:
+        self.all = list(self.model.modules())  # what is compared by identity has to live on
+        self.submodules = [vars(module)["_modules"] for module in self.all]
+        self.weights = [vars(module)["_parameters"] for module in self.all]
+        self.modules = [module for module in self.all if not _is_plain(type(module))]
         self.parts = [part for own in map(vars, self.modules) for part in (own, *map(own.__getitem__, _TENSORS))]
         self.copies = [part.copy() for part in self.parts]
-        self.identities, self.written = self._identities(), self._written()
+        self.identities, self.children, self.written = self._identities(), self._children(), self._written()
+
+    def _children(self) -> list[int]:
+        return [*map(id, chain.from_iterable(own.values() for own in self.submodules))]
 
     def _identities(self) -> list[int]:
         return [*map(id, chain.from_iterable(part.values() for part in self.parts))]
@@ -84,7 +102,7 @@ class _ModelState:
         weights = chain.from_iterable(part.values() for part in self.weights)
         return [0 if weight is None or weight.is_inference() else weight._version for weight in weights]
 
-    def put_back(self, in_training: bool) -> None:
+    def _put_back(self, in_training: bool) -> None:
         if self._identities() == self.identities or self._written() != self.written:
             return
         size = len(_TENSORS) + 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_ebm.model_modes import state_kept
+from hf_ebm.model_modes import ModelState, state_kept
 
 
 class Restless(nn.Module):
@@ -37,6 +37,21 @@ def test_what_a_pass_changes_is_put_back(deep):
         assert model.passes == 1 and model.inner[0] is not linear if deep else model.inner[0] is linear
     assert model.inner[0] is linear and model.table is table and model.passes == 0
     assert not hasattr(model, "remembered") and list(model.inner._modules) == ["0", "1"]
+
+
+def test_what_is_changed_between_passes_stays():
+    model = Restless().eval()
+    state = ModelState(model)
+    with state.kept():
+        model(deep=True)
+    model.passes, model.inner[1], model.further = 5, nn.Sequential(nn.Tanh()), "kept"
+    model.inner[0].weight = weight = nn.Parameter(torch.ones(2, 2))
+    linear, tanh = model.inner[0], model.inner[1]
+    with state.kept():
+        model(deep=True)
+        model.further, model.inner[1][0] = "changed", nn.ReLU()
+    assert model.inner[0] is linear and linear.weight is weight and model.passes == 5 and model.further == "kept"
+    assert model.inner[1] is tanh and isinstance(tanh[0], nn.Tanh) and not hasattr(model, "remembered")
 
 
 def test_what_a_model_counts_while_it_is_trained_stays_and_so_does_its_mode():

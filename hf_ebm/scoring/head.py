@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.model_modes import evaluation_mode, state_kept
-from hf_ebm.scoring.passes import Pass, few_sizes, gather_positions, is_compiled, read_in_compiled
+from hf_ebm.model_modes import ModelState, evaluation_mode
+from hf_ebm.scoring.passes import Pass, few_sizes, gather_positions, is_compiled, is_compiled_itself, read_in_compiled
 
 logger = logging.get_logger(__name__)
 
@@ -66,16 +66,16 @@ class PositionLogits:
         self.model = model
         self.input_name = input_name
         self._verified: dict[tuple, bool] = {}
-        self._modules = _Modules(model, self.base)
+        self._modules, self._state = _Modules(model, self.base), ModelState(model)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
         return self.together([Pass(input_ids, positions, inputs)])[0]
 
     def together(self, passes: Sequence[Pass]) -> list[Tensor]:
         """Logits (N, P, V) of each of several passes."""
-        compiled = is_compiled(self.model)
         if self._modules.have_changed():
             self._modules = _Modules(self.model, self.base)
+        compiled = any(map(is_compiled_itself, self._modules.all))
         hooks = [self._hooks_for(one, compiled) for one in passes]
         if compiled:
             return [self._compiled(one, how) for one, how in zip(passes, hooks, strict=True)]
@@ -108,7 +108,7 @@ class PositionLogits:
 
     def _run(self, one: Pass) -> Tensor:
         """The model's logits, wherever hooks let it compute any."""
-        with state_kept(self.model):
+        with self._state.kept():
             return self.model(**{self.input_name: one.input_ids, "return_dict": True, **one.inputs}).logits
 
     def _full(self, one: Pass) -> Tensor:

@@ -57,7 +57,13 @@ def is_compiled(model: nn.Module) -> bool:
     >>> is_compiled(torch.nn.Linear(2, 2)), is_compiled(torch.compile(torch.nn.Linear(2, 2)))
     (False, True)
     """
-    return any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in model.modules())
+    return any(map(is_compiled_itself, model.modules()))
+
+
+def is_compiled_itself(module: nn.Module) -> bool:
+    """Whether a module was compiled, whatever its submodules are."""
+    own = vars(module)
+    return own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]
 
 
 def few_sizes(rows: int) -> Iterator[tuple[int, int]]:
