@@ -10,9 +10,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import gpu, pair_joints
+from benchmarks import design, gpu, pair_joints
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.sampling import tokens_kept
+from hf_ebm import EnergyModel
+from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.conftest import plain_token_energies, tiny_energy_model
 
 
@@ -39,6 +41,21 @@ def test_tokens_kept():
     half = torch.cat([frozen[..., :3], fresh[..., 3:]], -1)
     assert tokens_kept(half, 3) == pytest.approx(0.5, abs=0.03)
     assert math.isnan(tokens_kept(fresh, 400))
+
+
+def test_designs_stay_within_their_budget_and_what_is_missing_is_told(monkeypatch, capsys):
+    case = design.Case("AWGD", 1, 4, 2, 3)
+    model = EnergyModel(design.tiny(), **token_roles(design.tokenizer_of_letters(), len(design.NAMES)))
+    found = design.ours(model, case, budget=150)
+    assert len(found.last) == 3 and 150 <= found.passes < 300
+    assert {text[0] for text in found.seen} == {"A"} and max(design.changes(case, text) for text in found.seen) == 2
+    ids = torch.tensor([[2, *(design.NAMES.index(letter) for letter in found.best[0]), 3]])
+    expected = sum(plain_token_energies(model, ids[0], [2, 3, 4]))
+    assert design.energies_of(model, case, found.best[:1]).tolist() == pytest.approx([expected], abs=1e-4)
+    monkeypatch.setattr(design, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["design", "--threads", "1"])
+    design.main()
+    assert "left out: EvoProtGrad isn't installed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
