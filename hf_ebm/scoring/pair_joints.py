@@ -114,7 +114,7 @@ def arnold_gokhale_joint(
         >>> joint = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
         >>> arnold_gokhale_joint(conditionals_of(joint.log())).log_probs.exp()
         tensor([[0.1000, 0.2000],
-                [0.3000, 0.4000]])
+                [0.3000, 0.4000]], dtype=torch.float64)
     """
     first, second = conditionals.first.double().log_softmax(0), conditionals.second.double().log_softmax(1)
     log_weights = torch.logaddexp(first, second)
