@@ -34,6 +34,8 @@ SORT_KEYS = ("energy", "energy per token")
 HEADERS = ["rank", "text", "energy", "tokens", "energy per token", "pseudo-perplexity"]
 # Of the tab of variants: letters of a reference, and masked rows that one click may run.
 MAX_REFERENCE, MAX_ROWS = 64, 4096
+NUM_DRAWS = 256  # of the sites of a variant, where the scheme draws them
+_JOINT = ("joint_log_prob", "sampled_joint_log_prob")
 VARIANT_HEADERS = ["variant", "score"]
 _BEST = 8  # substitutions that are listed where no variants are given
 
@@ -223,7 +225,9 @@ def variants_tab(page: Page) -> None:
     def score_variants(reference: str, letters: str, variants: str, scheme: str) -> Iterator[tuple]:
         scan = read_scan(reference, letters, variants, scheme)
         yield "scoring …", gr.skip(), gr.skip()
-        found = model.score_variants(scan.reference, scan.variants, tokenizer, scheme=scheme, letters=scan.allowed)
+        found = model.score_variants(
+            scan.reference, scan.variants, tokenizer, scheme=scheme, letters=scan.allowed, num_draws=NUM_DRAWS
+        )
         scores = found.scores.tolist()
         told = f"{len(scores)} variants scored · {found.num_rows:,} masked rows"
         yield told, substitutions_map(scan, scores), variant_rows(scan, scores)
@@ -264,7 +268,7 @@ class Scan(NamedTuple):
     @property
     def allowed(self) -> str | None:
         """The letters for a scheme that is normalized over them."""
-        return self.letters if self.scheme == "joint_log_prob" else None
+        return self.letters if self.scheme in _JOINT else None
 
 
 def read_scan(reference: str | None, letters: str | None, variants: str | None, scheme: str) -> Scan:
@@ -284,9 +288,12 @@ def read_scan(reference: str | None, letters: str | None, variants: str | None, 
     rows = len(single) + len(listed)
     if scheme == "pseudo_likelihood_ratio":
         rows *= len(own)
-    elif scheme == "joint_log_prob":
+    elif scheme in _JOINT:
         sizes = [1 + sum(map(line.count, ":,;")) for line in listed]
-        rows = len(sites) + sum(size * len(tried) ** (size - 1) for size in sizes)
+        of_size = {size: size * len(tried) ** (size - 1) for size in sizes}
+        if scheme == "sampled_joint_log_prob":
+            of_size = {size: 1 if size == 1 else size * (2 * NUM_DRAWS + 1) for size in sizes}
+        rows = len(sites) + sum(of_size[size] for size in sizes)
     if rows > MAX_ROWS:
         raise ValueError(
             f"scheme {scheme!r} would take up to {rows:,} masked rows, this page runs {MAX_ROWS:,} at most; give a "

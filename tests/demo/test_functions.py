@@ -462,6 +462,7 @@ def test_the_heat_map_is_of_all_substitutions():
     assert variant_rows(scan, scores)[0] == [scan.variants[best], f"{scores[best]:+.2f}"]
     listed = read_scan("ab", "ab", "a1b:b2a\n", "joint_log_prob")
     assert listed.variants == ["a1b", "b2a", "a1b:b2a"] and listed.allowed == "ab"
+    assert read_scan("ab", "ab", "", "sampled_joint_log_prob").allowed == "ab"
     assert variant_rows(listed, [1.0, 2.0, -3.0]) == [["a1b:b2a", "-3.00"]]
 
 
@@ -474,6 +475,7 @@ def test_the_heat_map_is_of_all_substitutions():
         (("aa", "a1:", "", "joint"), "there is nothing to score"),
         (("a" * 64, "abcdefghij", "", "pseudo_likelihood_ratio"), "would take up to 36,864 masked rows"),
         (("abcd", "abcdefghijk", "a1b:b2a:c3d:d4a", "joint_log_prob"), "would take up to 5,328 masked rows"),
+        (("abcd", "ab", "a1b:b2a:c3d:d4a\n" * 2, "sampled_joint_log_prob"), "would take up to 4,108 masked rows"),
         (("abc", "ab", "", "best"), "scheme must be one of"),
         (("abc", "ab", "a1b\n" * 40, "joint"), "40 lines were given"),
     ],

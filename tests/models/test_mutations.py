@@ -141,6 +141,14 @@ def test_the_sampled_joint_distribution_has_an_error(bert):
     assert float(alone.scores[0]) == pytest.approx(float(scores[3, 2]), abs=1e-6)
 
 
+def test_a_single_site_of_the_sampled_joint_distribution_takes_one_row(bert):
+    model, tokenizer = bert
+    variants, scheme = ["K2R", "K2A", "A7G"], "sampled_joint_log_prob"
+    found = model.score_variants(REFERENCE, variants, tokenizer, scheme=scheme, letters="KARG")
+    exact = model.score_variants(REFERENCE, variants, tokenizer, scheme="joint_log_prob", letters="KARG")
+    assert torch.equal(found.scores, exact.scores) and not found.errors.any() and int(found.num_rows) == 2
+
+
 def test_insertions_and_deletions_by_energies(bert):
     model, tokenizer = bert
     variants = ["T3del", "K2_A4del", "A4_Y5insGR", "T3_A4delinsR", "K2del:A4_Y5insG"]

@@ -387,6 +387,10 @@ class _Joint:
         scores, errors = torch.empty(2, len(self.rows), dtype=torch.float64)
         for sites, members in self.members.items():
             space = self.spaces[sites]
+            if len(sites) == 1:  # every draw weighs Z itself, which takes one row
+                chosen = self._chosen(members)
+                scores[members], errors[members] = joint_log_probs(self.runner, space, chosen, self.energy), 0.0
+                continue
             uniforms = torch.from_numpy(generator_of(seed, *sites).random((num_draws, len(sites))))
             draws = drawn_fills(self.runner, space, uniforms.to(space.ids.device), range(len(sites)))
             partition = estimated_log_partition(log_weights(self.runner, space, draws, self.energy, 1.0, None))
