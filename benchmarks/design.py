@@ -132,7 +132,8 @@ def ours(model: EnergyModel, case: Case, budget: int, epochs: int = 10_000, **se
     )  # fmt: skip
     seconds = time.perf_counter() - began
     counted.hook.remove()
-    energies = dict(zip(letters(out.samples.flatten(0, 1)), out.energies.flatten().tolist(), strict=True))
+    distinct = list(dict.fromkeys(seen))
+    energies = dict(zip(distinct, energies_of(model, case, distinct).tolist(), strict=True))
     return Found(letters(out.sequences), seen, sorted(energies, key=energies.get), counted.passes, seconds)
 
 
