@@ -15,6 +15,7 @@ except ImportError as error:
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_ebm.checks import check_methods
 from hf_ebm.demo.comparison import comparison_tab
 from hf_ebm.demo.components import Page, Runs, examples_for
 from hf_ebm.demo.filling import filling_tab
@@ -56,9 +57,10 @@ def build_demo(model: EnergyModel, tokenizer: PreTrainedTokenizerBase) -> gr.Blo
         tokenizer: the model's own.
 
     Raises:
-        ValueError: for a model that the page can't show: an encoder-decoder, one without known token roles, or one
-            whose mask token is not the tokenizer's.
+        ValueError: for a model that the page can't show: one without energies, an encoder-decoder, one without known
+            token roles, or one whose mask token is not the tokenizer's.
     """
+    check_methods("model", model, "generate", "fill", "score", "score_variants")
     if model.mlm.config.is_encoder_decoder:
         raise ValueError(
             f"model: {type(model.mlm).__name__} is an encoder-decoder, and the page has no field for what its energy "

@@ -82,6 +82,8 @@ def test_models_that_the_page_cannot_show():
     with pytest.raises(ValueError, match="mask_token_id and special_token_ids are not set"):
         build_demo(EnergyModel(tiny_mlm()), tokenizer)
     model.mlm.config.is_encoder_decoder = True
+    with pytest.raises(ValueError, match="model must be an object with the methods generate"):
+        build_demo(model.mlm, tokenizer)
     with pytest.raises(ValueError, match="is an encoder-decoder"):
         build_demo(model, tokenizer)
 
