@@ -61,7 +61,11 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def is_compiled_itself(module: nn.Module) -> bool:
-    """Whether a module was compiled, whatever its submodules are."""
+    """Whether a module was compiled, whatever its submodules are.
+
+    >>> is_compiled_itself(torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2))))
+    False
+    """
     own = vars(module)
     return own.get("_compiled_call_impl") is not None or "_orig_mod" in own["_modules"]
 
