@@ -45,7 +45,7 @@ class Scale:
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
-QUICK = Scale(400, 100, 2, 1, 1, 1, 2, (1, 2))
+QUICK = Scale(200, 50, 2, 1, 1, 1, 2, (1, 2))
 TRIAL_SEED = 0  # of the trials, none of the seeds of the tables
 BATCH = 128
 
