@@ -155,6 +155,13 @@ def test_a_resumed_run_counts_from_where_it_began(rule, model, tmp_path):
         model.generate(resume_from=tmp_path, max_changes=3)
 
 
+@pytest.mark.parametrize(("avoid", "told"), [([START[1:-1]], True), ([START[1:-1], [1, 6, 6, 6, 2]], False)])
+def test_sequences_of_which_none_is_as_long_as_a_chain_are_told_of(avoid, told, model, caplog):
+    chains.logger.warning_once.cache_clear()
+    model.generate(torch.tensor([START]), avoid=avoid, num_epochs=1, seed=0)
+    assert ("avoid" in caplog.text) == told
+
+
 def test_a_budget_above_the_length_is_none(model):
     few = {"num_chains": 2, "num_epochs": 2}
     assert equal(

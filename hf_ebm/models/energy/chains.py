@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from hf_ebm.checks import as_ids, as_whole_numbers, listed, shown, wholes
 from hf_ebm.model_facts import limit_of
@@ -20,6 +21,8 @@ from hf_ebm.scoring.rows import Context, Sequences
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
+
+logger = logging.get_logger(__name__)
 
 
 class Chains(NamedTuple):
@@ -271,7 +274,12 @@ def constrained(target: Target, config: ResolvedChainConfig, keys: Sequence[Chai
         largest = max(map(max, config.avoid))
         if largest >= len(target.support):
             raise ValueError(f"avoid: {largest} is no id of the vocabulary (0 to {len(target.support) - 1})")
-        constraints.append(at_least_away(config.avoid, config.min_distance, target.start, target.stop))
+        away = at_least_away(config.avoid, config.min_distance, target.start, target.stop)
+        if away is None:
+            logger.warning_once(
+                "avoid keeps nothing away: none of its sequences has as many tokens as a chain, special ones counted"
+            )
+        constraints.append(away)
     elif config.min_distance != config.defaults["min_distance"]:
         raise ValueError("min_distance has no effect without avoid; leave it unset")
     return replace(
