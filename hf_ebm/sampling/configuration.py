@@ -76,6 +76,8 @@ def _allowed_tokens(name: str, value: object) -> dict[int, list[int]]:
     positions = wholes([int(n) if isinstance(n, str) and n.isdecimal() else n for n in value])
     if positions is None:
         raise ValueError(f"{name}: positions must be whole numbers from 0 up, got {list(value)!r}")
+    if len(set(positions)) < len(positions):
+        raise ValueError(f"{name}: a position is there twice, got {list(value)!r}")
     return {n: _some_token_ids(f"{name}: position {n}", own) for n, own in zip(positions, value.values(), strict=True)}
 
 

@@ -202,6 +202,7 @@ def test_refused_moves_cost_no_rows(model):
         ({"allowed_tokens": {1: []}}, "allowed_tokens: position 1 must hold"),
         ({"allowed_tokens": [5]}, "allowed_tokens must be"),
         ({"allowed_tokens": {"one": [5]}}, "allowed_tokens: positions"),
+        ({"allowed_tokens": {1: [5], "1": [6]}}, "allowed_tokens: a position is there twice"),
         ({"protected_positions": [5]}, "protected_positions: position 5"),
         ({"protected_positions": [10**30]}, "protected_positions: position 10+, "),
         ({"protected_positions": [-1]}, "protected_positions must be a list of positions"),
