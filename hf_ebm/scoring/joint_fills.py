@@ -159,6 +159,7 @@ def joint_tables(
             for piece in range(len(slot.positions)):
                 _add_terms(runner, part, number, piece, energy, table)
         yield table
+        del table  # before the next one is made
 
 
 def slot_terms(runner: Runner, space: FillSpace, number: int, energy: str) -> Tensor:
@@ -377,6 +378,7 @@ def summarized(
                     here = mass.narrow(own.index(0), first, len(chunk)) if 0 in own else mass
                     here += _summed(weights, own)
             first += len(chunk)
+        del table, chunk, energies, weights  # before the next table is made
     kept = best > -torch.inf
     marginals = [mass / total if kept.any() else mass for mass in masses]
     return FillSummary(total.log() + scale, _choices(where[kept], sizes), -best[kept] * temperature, marginals)

@@ -1,5 +1,7 @@
 """Energies of all fills of several blanks against one masked position at a time, and what is reduced of them."""
 
+import gc
+
 import pytest
 import torch
 
@@ -78,6 +80,22 @@ def test_sums_over_tables_are_those_over_all_fills(slots, temperature):
 
 def plain_of(fills, energies, wanted) -> torch.Tensor:
     return torch.stack([energies[(fills == ids).all(1)][0] for ids in wanted])
+
+
+def test_one_table_is_held_at_a_time(monkeypatch):
+    model, space = tiny_energy_model("local"), space_of((ONE, TWO))
+    held, zeros = [], torch.zeros
+
+    def made(*size, **kwargs):
+        if [*size] == [[1, 4]] or [*size] == [(1, 4)]:  # a table; no other one is alive
+            held.append(sum(type(one) is torch.Tensor and one.shape == (1, 4) for one in gc.get_objects()))
+        return zeros(*size, **kwargs)
+
+    with torch.no_grad():
+        tables = joint_tables(model.masked_batch_runner(), space, "local", torch.float64, entries=4)
+        monkeypatch.setattr(torch, "zeros", made)
+        summarized(tables, space, 1.0, 5, [[0], [1]])
+    assert held == [0] * 4
 
 
 def test_all_fills_may_be_forbidden():
