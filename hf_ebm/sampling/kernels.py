@@ -62,7 +62,7 @@ class WorkSaving:
 
 
 def gibbs(
-    state: ChainState, block: StepBlock, target: Target, proposal: BlockProposal, temperature: float = 1.0
+    state: ChainState, block: StepBlock, target: Target, proposal: BlockProposal, temperature: float | Tensor = 1.0
 ) -> tuple[ChainState, StepInfo]:
     """Accepts every proposal, whatever the temperature of the target.
 
@@ -79,7 +79,7 @@ def metropolis_hastings(
     block: StepBlock,
     target: Target,
     proposal: BlockProposal,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     delayed_acceptance: int | None = None,
     saving: WorkSaving = WorkSaving(),
 ) -> tuple[ChainState, StepInfo]:
@@ -88,7 +88,7 @@ def metropolis_hastings(
     Accepts y' with probability `min(1, exp(-(E(y') - E(y)) / τ) q(y'→y) / q(y→y'))`.
 
     Args:
-        temperature: τ of the target.
+        temperature: τ of the target, one for all or (C,), float64.
         delayed_acceptance: with a radius w in positions, delayed acceptance (Christen & Fox 2005): a first stage
             decides on the extra energies and the terms within w positions of the block, a second one on the remaining
             terms; only proposals that pass the first pay for the second. The target stays the same.
@@ -108,15 +108,15 @@ def metropolis_hastings(
         first = first & _within(delayed_acceptance, block.positions.numpy(), first.shape[1])
     extra = target.extra_energy(proposed.ids, torch.from_numpy(tried))
     terms = np.where(known, known_terms, _terms(target, proposed.ids, first & ~known))
-    gained, uniform = terms - state.token_energies.numpy(), block.accept.log().numpy()
+    gained, uniform, tau = terms - state.token_energies.numpy(), block.accept.log().numpy(), np.asarray(temperature)
     difference = (gained * first).sum(1) + extra_difference(state.extra_energy, extra).numpy()
     with np.errstate(invalid="ignore"):  # of chains that aren't tried
-        passed = tried & (uniform[:, 0] < -difference / temperature + log_reverse - log_forward)
+        passed = tried & (uniform[:, 0] < -difference / tau + log_reverse - log_forward)
     if delayed_acceptance is not None:
         rest = rest & ~first & passed[:, None]
         terms += _terms(target, proposed.ids, rest & ~known)
         difference = ((terms - state.token_energies.numpy()) * rest).sum(1)
-        passed = passed & (uniform[:, 1] < -difference / temperature)
+        passed = passed & (uniform[:, 1] < -difference / tau)
 
     own, which = torch.from_numpy(passed), torch.from_numpy(passed[:, None])
     new_state = ChainState(
@@ -151,7 +151,8 @@ class Kernel(NamedTuple):
     """A transition kernel, and what is known about it.
 
     Attributes:
-        step: `(state, block, target, proposal, temperature) -> (state, info)`, with `arguments` by name.
+        step: `(state, block, target, proposal, temperature) -> (state, info)`, with `arguments` by name. The
+            temperature is one for all chains or a tensor (C,), float64.
         about: what it does, for help texts, the guide and cards.
         leaves_invariant: whether `exp(-E/τ)` stays as it is under a step. Of other kernels energies are evaluated at
             the end of an epoch alone, and extra energies, temperatures and their schedules mean nothing.

@@ -274,6 +274,26 @@ def test_a_step_without_blocks_leaves_every_chain_alone(kernel, fill):
     assert not any(part.any() for part in info)
 
 
+@pytest.mark.parametrize("settings", [{}, {"delayed_acceptance": 0}], ids=["plain", "delayed"])
+@pytest.mark.parametrize("kernel", [*KERNELS, "toy"])
+def test_every_chain_may_have_a_temperature_of_its_own(kernel, settings, toys):
+    settings = {name: value for name, value in settings.items() if name in KERNELS[kernel].arguments}
+    model, draw = tiny_energy_model(scale=0.5), torch.Generator().manual_seed(0)
+    ids = torch.tensor([[1, 5, 6, 7, 2]] * 40)
+    free = torch.tensor([[False, True, True, True, False]] * 40)
+    support = torch.zeros(9, dtype=torch.bool)
+    support[WORDS] = True
+    target = Target(model.masked_batch_runner(), "local", free, torch.zeros(40).long(), torch.full((40,), 5), support)
+    proposal = BlockProposal(ProposalDistribution([], support, 0.0, False), "parallel")
+    numbers = torch.rand(2, 40, 2, dtype=torch.float64, generator=draw)
+    block = StepBlock(torch.tensor([[1, 3]] * 40), torch.full((40,), 2), *numbers)
+    step, state = KERNELS[kernel].step, target.state(ids)
+    cold, hot = (step(state, block, target, proposal, tau, **settings)[0].ids for tau in (0.1, 10.0))
+    both = step(state, block, target, proposal, torch.tensor([0.1, 10.0] * 20, dtype=torch.float64), **settings)[0].ids
+    assert torch.equal(both[::2], cold[::2]) and torch.equal(both[1::2], hot[1::2])
+    assert torch.equal(cold, hot) != KERNELS[kernel].leaves_invariant
+
+
 def test_the_page_offers_every_kernel(toys):
     gradio = pytest.importorskip("gradio")
     from hf_ebm.demo import build_demo
