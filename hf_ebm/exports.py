@@ -3,6 +3,7 @@
 from hf_ebm.exact import ExactDistribution, enumerate_distribution
 from hf_ebm.models.autoregressive_product import ProductLM, ProductLMConfig
 from hf_ebm.models.energy import EnergyConfig, EnergyModel, EnergyOutput
+from hf_ebm.models.energy.energy_target import EnergyTarget
 from hf_ebm.models.lstm import (
     BiLSTMForMaskedLM,
     BiLSTMMaskedLMConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "EnergyConfig",
     "EnergyModel",
     "EnergyOutput",
+    "EnergyTarget",
     "ExactDistribution",
     "ExpertEnergy",
     "JointGenerationConfig",

@@ -305,7 +305,7 @@ def _drawn(
         forbidden = target.forbidden(rows, n, flat.device)
         log_probabilities = q.log_probabilities(flat, lambda: target.shown(ids, rows.some(n)), forbidden)
         token, forward, back = q.draw(log_probabilities, *given)
-        terms = [token_energy(flat, token, target.energy)] if with_terms else []
+        terms = [token_energy(flat, token, target.energy)] if with_terms and target.energy is not None else []
         return torch.stack([token, forward, back, *terms], -1).unflatten(0, logits.shape[:2])
 
     found = _possible(target.runner(target.sequences(ids), rows, reduce))

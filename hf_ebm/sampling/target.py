@@ -85,7 +85,7 @@ class Target:
 
     Args:
         runner: runs masked rows through the masked language model.
-        energy: a name of `hf_ebm.scoring.energies.ENERGIES`.
+        energy: a name of `hf_ebm.scoring.energies.ENERGIES`; `None` if the extra energies are all.
         free: (C, T) bool, the free positions.
         start, stop: (C,) bounds of each sequence, on the CPU.
         support: (V,) bool, the tokens a free position may hold, where the model is.
@@ -96,7 +96,7 @@ class Target:
     """
 
     runner: Runner
-    energy: str
+    energy: str | None
     free: Tensor
     start: Tensor
     stop: Tensor
@@ -139,7 +139,7 @@ class Target:
     def terms(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Energy terms (C, T) of `ids` at `wanted` (C, T), 0 elsewhere, float64. One masked row per term."""
         (source, column), result = wanted.numpy().nonzero(), np.zeros(ids.shape)
-        if len(source):
+        if len(source) and self.energy is not None:
             where = torch.from_numpy(source), torch.from_numpy(column)
             terms = energy_terms(self.runner, self.sequences(ids), *where, self.energy)
             result[source, column] = terms.detach().numpy()

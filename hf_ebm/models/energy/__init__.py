@@ -4,6 +4,7 @@
 - `inputs`, `encoding`: checks of what callers give, and texts to ids;
 - `scoring_energy`: energies of texts; `mutations_energy`: scores of variants of a sequence;
 - `generation_energy`, `chains`, `saved_runs`: sampling, with what callers ask for as chains, and runs in files;
+- `energy_target`: sampling of any energy of ids, without a model;
 - `conditional_energy`: targets of sources; `custom_generate`: sampling as a `generate` of Transformers' own models;
 - `blanks`: which blanks rows have, and what may fill them; `fill_energy`: the likeliest fills of all;
 - `pair_energy`: joint distributions of two blanks.

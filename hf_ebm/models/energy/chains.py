@@ -99,7 +99,7 @@ def build_chains(
     count = prompts * config.num_chains if chain_keys is None else len(listed(chain_keys) or [])
     check_run_fits(config, count, longest)
     if input_ids is None:
-        keys = _checked_keys(chain_keys, len(lengths), config.num_chains)
+        keys = checked_keys(chain_keys, len(lengths), config.num_chains)
         rows = _unconditional(model, config, lengths, keys, inputs)
         sequences, free = check_inputs(model, *rows)
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
@@ -107,7 +107,7 @@ def build_chains(
         sequences = replace(sequences, context=context_of(model, sequences, *source, further_inputs, one_source=True))
     else:  # prompts are checked, and named in errors, before they are copied for their chains
         _check_rows(inputs, prompts)
-        keys = _checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
+        keys = checked_keys(chain_keys, prompts if chain_rows is None else None, config.num_chains)
         checked = check_inputs(model, input_ids, inputs["attention_mask"], inputs["free_mask"])
         source = inputs["encoder_input_ids"], inputs["encoder_attention_mask"]
         context = context_of(model, checked.sequences, *source, further_inputs)
@@ -115,9 +115,28 @@ def build_chains(
         sequences, free = _copied(
             checked, torch.tensor([key.prompt for key in keys] if chain_rows is None else chain_rows)
         )
+    return chains_of(config, keys, sequences, free, inputs["free_mask"] is None, mask_id_of(model))
+
+
+def chains_of(
+    config: ResolvedChainConfig,
+    keys: list[ChainKey],
+    sequences: Sequences,
+    free: Tensor,
+    masks_first: bool,
+    mask_id: int,
+) -> Chains:
+    """Chains that start at sequences, those of the keys, at which some positions (C, T) are free.
+
+    Args:
+        masks_first: whether the masks alone are free where a sequence holds some.
+
+    Raises:
+        ValueError: for a prompt without a free position, with a fixed mask, or with fewer positions than a block has.
+    """
     ids = sequences.ids
-    masks = ids.eq(mask_id_of(model))  # padding holds none: `check_inputs` has overwritten it
-    if inputs["free_mask"] is None:
+    masks = ids.eq(mask_id)  # padding holds none: `check_inputs` has overwritten it
+    if masks_first:
         free_masks = masks & free
         free = torch.where(free_masks.any(1, keepdim=True), free_masks, free)
     free = protect(free.cpu(), sequences, config, keys)
@@ -145,7 +164,7 @@ def _checked_chain_rows(
     return rows
 
 
-def _checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | None, num_chains: int) -> list[ChainKey]:
+def checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | None, num_chains: int) -> list[ChainKey]:
     """The chains; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
     if chain_keys is None:
         chain_keys = [(prompt, chain) for prompt in range(prompts or 0) for chain in range(num_chains)]

@@ -63,8 +63,8 @@ class Streamer(Protocol):
     def end(self) -> None: ...
 
 
-class _Job(NamedTuple):
-    """A run with what it samples and how."""
+class Job(NamedTuple):
+    """A run with what it samples and how: what `run_job` runs, whether its target is of a model or a function."""
 
     run: SavedRun
     config: ResolvedChainConfig
@@ -166,23 +166,13 @@ def generate(
         else:
             which = chain_keys, chain_rows
             job = _begin(model, asked, overrides, inputs, further_inputs, which, extra, token_budget)
-        config, proposal = job.config, proposal_of(job.config, job.target.support, further)
-        if not config.targets_energy and any(weight for weight, _ in extra):
-            raise ValueError(f"extra_energies have no effect with {config.sampler}")
-        if config.decoder is not None and (further or criteria):
-            raise ValueError(f"logits_processor and stopping_criteria have no effect with {config.sampler}")
-        saver = Saver(save_state_to)
+        if not job.config.targets_energy and any(weight for weight, _ in extra):
+            raise ValueError(f"extra_energies have no effect with {job.config.sampler}")
+        if job.config.decoder is not None and (further or criteria):
+            raise ValueError(f"logits_processor and stopping_criteria have no effect with {job.config.sampler}")
         if save_state_to is not None:
             job = job._replace(run=with_fingerprints(job.run, model))
-            saver.save(job.run)  # now, so that a folder that cannot be written costs no work
-        try:
-            run, confidence = _run_job(job, proposal, criteria, streamer, saver)
-        except BadLogitsError as error:
-            key = job.keys[error.row]
-            raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row") from error
-    output = output_of(run, job.config, job.keys, confidence)
-    warn_of_poor_samples(output, job.config)
-    return output
+        return run_job(job, further, criteria, streamer, save_state_to)
 
 
 def _begin(
@@ -194,7 +184,7 @@ def _begin(
     which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
-) -> _Job:
+) -> Job:
     config = asked.resolved(model.generation_config, overrides)
     given = inputs["input_ids"] is not None
     if given and (asked.lengths is not None or overrides.get("lengths") is not None):
@@ -206,17 +196,7 @@ def _begin(
     check_avoid(model, config)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
-    target = _target(model, chains, config, support, extra, token_budget)
-    target = constrained(target, config, chains.keys, chains.ids)
-    check_starts(target, config, chains.keys, chains.ids)
-    keys = [list(key) for key in chains.keys]
-    run_config = {
-        "settings": config.settings(), "keys": keys, "energy": model.config.energy,
-        "extra_energies": weights_of(extra),
-    }  # fmt: skip
-    begun_at = None if config.max_changes is None else chains.ids.clone()  # tensors of a file share no memory
-    run = SavedRun.begin(target.unknown_state(chains.ids), run_config, target, begun_at)
-    return _Job(run, config, chains.keys, target)
+    return begun(chains, config, _target(model, chains, config, support, extra, token_budget), extra)
 
 
 def _resume(
@@ -226,16 +206,10 @@ def _resume(
     overrides: dict[str, Any],
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
-) -> _Job:
-    given = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
-    run, config = resumed(model, path, ChainGenerationConfig(**given), extra)
-    keys = [ChainKey(*key) for key in run.run_config["keys"]]
-    chains = Chains(keys, run.state.ids, run.start, run.stop, run.free, run.context)
-    target = _target(model, chains, config, proposal_support(model, config.suppress_tokens), extra, token_budget)
-    target = constrained(target, config, keys, run.state.ids if run.begun_at is None else run.begun_at)
-    if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
-        check_same_target(run, target)
-    return _Job(run, config, keys, target)
+) -> Job:
+    run, config = resumed(path, asked, overrides, extra, model)
+    support = proposal_support(model, config.suppress_tokens)
+    return going_on(run, config, lambda chains: _target(model, chains, config, support, extra, token_budget))
 
 
 def _target(
@@ -261,8 +235,52 @@ def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     return FILLS[config.block_fill].masks_single_sites or 1 in sizes or config.final_block_size == 1
 
 
-def _run_job(
-    job: _Job,
+def begun(chains: Chains, config: ResolvedChainConfig, target: Target, extra: tuple[ExtraEnergy, ...]) -> Job:
+    """Chains that have done nothing yet, of a target that is restricted to what settings let them be."""
+    target = constrained(target, config, chains.keys, chains.ids)
+    check_starts(target, config, chains.keys, chains.ids)
+    keys = [list(key) for key in chains.keys]
+    run_config = {
+        "settings": config.settings(), "keys": keys, "energy": target.energy, "extra_energies": weights_of(extra),
+    }  # fmt: skip
+    begun_at = None if config.max_changes is None else chains.ids.clone()  # tensors of a file share no memory
+    run = SavedRun.begin(target.unknown_state(chains.ids), run_config, target, begun_at)
+    return Job(run, config, chains.keys, target)
+
+
+def going_on(run: SavedRun, config: ResolvedChainConfig, target_of: Callable[[Chains], Target]) -> Job:
+    """A saved run with its target, which `target_of` makes for its chains. Raises `ValueError` for another target."""
+    keys = [ChainKey(*key) for key in run.run_config["keys"]]
+    target = target_of(Chains(keys, run.state.ids, run.start, run.stop, run.free, run.context))
+    target = constrained(target, config, keys, run.state.ids if run.begun_at is None else run.begun_at)
+    if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
+        check_same_target(run, target)
+    return Job(run, config, keys, target)
+
+
+def run_job(
+    job: Job,
+    further: list[Processor],
+    criteria: list[Criterion],
+    streamer: Streamer | None,
+    save_state_to: str | os.PathLike | None,
+) -> ChainGenerationOutput:
+    """Runs what is left of a run, and saves it as it goes; the arguments are those of `generate`."""
+    saver = Saver(save_state_to)
+    saver.save(job.run)  # now, so that a folder that cannot be written costs no work
+    proposal = proposal_of(job.config, job.target.support, further)
+    try:
+        run, confidence = _finished(job, proposal, criteria, streamer, saver)
+    except BadLogitsError as error:
+        key = job.keys[error.row]
+        raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row") from error
+    output = output_of(run, job.config, job.keys, confidence)
+    warn_of_poor_samples(output, job.config)
+    return output
+
+
+def _finished(
+    job: Job,
     proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,
@@ -289,7 +307,7 @@ def _run_job(
 
 
 def _run_epochs(
-    job: _Job,
+    job: Job,
     proposal: BlockProposal,
     criteria: list[Criterion],
     streamer: Streamer | None,

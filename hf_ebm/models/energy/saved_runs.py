@@ -79,17 +79,23 @@ class SavedRun(ChainRun):
 
 
 def resumed(
-    model: EnergyModel, path: str | os.PathLike, asked: ChainGenerationConfig, extra: tuple[ExtraEnergy, ...]
+    path: str | os.PathLike,
+    asked: ChainGenerationConfig,
+    overrides: dict[str, Any],
+    extra: tuple[ExtraEnergy, ...],
+    model: EnergyModel | None,
 ) -> tuple[SavedRun, ResolvedChainConfig]:
     """A saved run on the model's device and the settings it goes on with.
 
     Args:
-        asked: settings, which must agree with the run's, but for a larger number of epochs.
+        asked, overrides: settings, which must agree with the run's, but for a larger number of epochs.
+        model: what the chains sample, `None` if `extra` is all.
 
     Raises:
         ValueError: for settings, a model or extra energies that are not the run's.
     """
-    run = SavedRun.load(path)
+    given = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
+    asked, run = ChainGenerationConfig(**given), SavedRun.load(path)
     saved = ChainGenerationConfig(**run.run_config["settings"])
     for name, value in saved.layered(saved.settings(), asked.settings()).items():
         if name not in _EXTENSIBLE and value != getattr(saved, name):
@@ -100,16 +106,18 @@ def resumed(
     if config.num_epochs < run.epoch + (run.step > 0):
         raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
     check_run_fits(config, *run.state.ids.shape)
-    if run.run_config["energy"] != model.config.energy:
-        raise ValueError(
-            f"resume_from: the saved run samples {run.run_config['energy']!r}, this model {model.config.energy!r}"
-        )
+    energy = None if model is None else model.config.energy
+    if run.run_config["energy"] != energy:
+        raise ValueError(f"resume_from: the saved run samples {run.run_config['energy']!r}, this model {energy!r}")
     weights = run.run_config.get("extra_energies")  # earlier versions noted none
     if weights not in (None, weights_of(extra)):
         raise ValueError(
             f"resume_from: the saved run has extra_energies of the weights {weights}, got {weights_of(extra)}; give "
             "the same again"
         )
+    run = replace(run, run_config=run.run_config | {"settings": config.settings()})
+    if model is None:
+        return run, config
     noted = run.run_config.get("model", {})
     others = [name for name, found in (model_fingerprints(model) if noted else {}).items() if found != noted[name]]
     if others:
@@ -117,7 +125,7 @@ def resumed(
             f"resume_from: the saved run is of a model with other {' and '.join(others)}; load the model it was "
             "started with, or start anew"
         )
-    return replace(run.to(model.input_device), run_config=run.run_config | {"settings": config.settings()}), config
+    return run.to(model.input_device), config
 
 
 def check_same_target(run: SavedRun, target: Target) -> None:
