@@ -5,5 +5,6 @@ python -m benchmarks.filling     # exact joint fills against scoring as many row
 python -m benchmarks.variants    # variants of a protein against a loop, and against scoring whole sequences
 python -m benchmarks.pair_joints # joints of two positions: divergences, and what they are worth as proposals
 python -m benchmarks.sampling    # against plain and careful Metropolis–Hastings loops
+python -m benchmarks.mixing      # effective samples and errors of samplers at equal budgets, kept in a file
 python -m benchmarks.gpu         # what a CUDA card does, in under four minutes
 """

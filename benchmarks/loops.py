@@ -15,15 +15,16 @@ class PlainLoop:
 
     Args:
         mlm: masked language model.
-        length: free positions, between one special token on each side.
+        columns: the free positions; a number is that many between one special token on each side.
         support: (V,) bool, tokens that may be proposed.
     """
 
     carries_energy = False
 
-    def __init__(self, mlm, mask_token_id: int, length: int, support: Tensor, seed: int = 0):
-        self.mlm, self.mask_token_id, self.length = mlm, mask_token_id, length
-        self.support = support
+    def __init__(self, mlm, mask_token_id: int, columns: int | list[int], support: Tensor, seed: int = 0):
+        self.mlm, self.mask_token_id, self.support = mlm, mask_token_id, support
+        self.columns = torch.tensor(range(1, columns + 1) if isinstance(columns, int) else columns)
+        self.length = len(self.columns)
         self.generator = torch.Generator().manual_seed(seed)
         self.rows = 0
 
@@ -34,7 +35,7 @@ class PlainLoop:
     def energy(self, ids: Tensor) -> Tensor:
         """(C,) local energies, one masked row per position."""
         copies = ids.repeat_interleave(self.length, 0)
-        position = torch.arange(1, self.length + 1).repeat(len(ids))
+        position = self.columns.repeat(len(ids))
         each = torch.arange(len(copies))
         tokens = copies[each, position]
         copies[each, position] = self.mask_token_id
@@ -50,7 +51,7 @@ class PlainLoop:
         trace, states, changed = [], [], 0
         self.rows = 0
         while self.rows < row_budget:
-            order = torch.rand(len(ids), self.length, generator=self.generator).argsort(1) + 1
+            order = self.columns[torch.rand(len(ids), self.length, generator=self.generator).argsort(1)]
             for step in range(self.length):
                 position = order[:, step]
                 masked = ids.clone()

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import design, gpu, pair_joints
+from benchmarks import design, gpu, mixing, pair_joints
 from benchmarks.loops import CarefulLoop, PlainLoop
-from benchmarks.sampling import tokens_kept
+from benchmarks.mixing import tokens_kept
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.conftest import plain_token_energies, tiny_energy_model
@@ -41,6 +41,27 @@ def test_tokens_kept():
     half = torch.cat([frozen[..., :3], fresh[..., 3:]], -1)
     assert tokens_kept(half, 3) == pytest.approx(0.5, abs=0.03)
     assert math.isnan(tokens_kept(fresh, 400))
+
+
+def test_runs_of_mixing_accumulate_and_are_held_against_the_exact_law(tmp_path, monkeypatch, capsys):
+    def tables(*options):
+        given = ["--targets", "toy", "--chains", "4", "--rows", "600", "--file", str(tmp_path / "runs"), *options]
+        monkeypatch.setattr(sys, "argv", ["mixing", *given])
+        mixing.main()
+        return mixing.lines(tmp_path / "runs"), capsys.readouterr().out
+
+    first, _ = tables("--samplers", "careful loop")
+    found, shown = tables("--samplers", "careful loop", "pairs")
+    assert found[:1] == first and [line["sampler"] for line in found] == ["careful loop", "pairs"]
+    assert all(600 <= line["rows"] < 900 and line["r_hat"] > 0 and line["commit"] for line in found)
+    reference = mixing.reference_of("toy", found)
+    law = mixing.target_of("toy")
+    independent = law.exact().sample(4000, torch.Generator().manual_seed(0))
+    assert float((independent == law.token).double().mean()) == pytest.approx(reference.share, abs=0.01)
+    rows = torch.cat([torch.tensor([[1]]).expand(50, 1), independent[:50], torch.tensor([[2]]).expand(50, 1)], 1)
+    expected = [sum(plain_token_energies(law.model, ids, [1, 2, 3, 4])) for ids in rows]
+    assert law.energy(rows).tolist() == pytest.approx(expected, abs=1e-4)
+    assert "enumeration" in shown and shown.count("| toy |") == 5
 
 
 def test_designs_stay_within_their_budget_and_what_is_missing_is_told(monkeypatch, capsys):

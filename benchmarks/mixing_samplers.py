@@ -1,0 +1,76 @@
+"""What `benchmarks.mixing` samples with: `SAMPLERS`, an entry each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.loops import CarefulLoop
+from benchmarks.mixing_targets import MaskedTarget
+
+
+class Draws(NamedTuple):
+    """What a sampler has made of C chains, D draws each, of the target's L free positions.
+
+    Attributes:
+        energies: (C, D) float64.
+        states: (C, D, L) tokens at the free positions.
+        changed: tokens changed by accepted proposals, those between two draws included.
+        rows: masked rows run.
+    """
+
+    energies: Tensor
+    states: Tensor
+    changed: int
+    rows: int
+
+
+# `(target, start (C, T), rows, seed) -> draws`: runs chains from a start until about so many rows are spent.
+Sampler = Callable[[MaskedTarget, Tensor, int, int], Draws]
+
+
+def careful_loop(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> Draws:
+    """Single sites as people write them: see `benchmarks.loops`."""
+    model = target.model
+    loop = CarefulLoop(model.mlm, model.config.mask_token_id, target.columns, target.support, seed)
+    energies, states, changed = loop.run(start, rows)
+    return Draws(energies, states[..., target.columns], changed, loop.rows)
+
+
+def chains(**settings) -> Sampler:
+    """`generate` with these settings; a draw is an epoch."""
+
+    def sample(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> Draws:
+        states: list[Tensor] = []
+        most = max(8, rows // len(start))  # where next to nothing costs rows
+        with target.counted() as count:
+
+            def spent(ids: Tensor, scores: object) -> Tensor:
+                states.append(ids[:, target.columns].clone())
+                return torch.full((len(ids),), count["rows"] >= rows or len(states) >= most)
+
+            given = {**target.inputs(start), **target.settings, **settings}
+            out = target.model.generate(num_epochs=100_000, seed=seed, stopping_criteria=[spent], **given)
+        return Draws(out.trace.energy, torch.stack(states, 1), int(out.trace.tokens_changed.sum()), count["rows"])
+
+    return sample
+
+
+_BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
+
+# Every sampler there is, the one that others are compared with first. An entry is all that a new one needs.
+SAMPLERS: dict[str, Sampler] = {
+    "careful loop": careful_loop,
+    "single site": chains(),
+    "single site, delayed w=1": chains(delayed_acceptance=1),
+    "single site, exclude_current": chains(exclude_current=True),
+    "pairs": chains(block_size=2, delayed_acceptance=1, **_BLOCKS),
+    "pairs, not delayed": chains(block_size=2, **_BLOCKS),
+    "3 scattered, parallel": chains(block_size=3),
+    "3 contiguous": chains(block_size=3, delayed_acceptance=1, **_BLOCKS),
+    "1 and 3": chains(block_size=[1, 3], delayed_acceptance=1, **_BLOCKS),
+    "2, 4 and 6": chains(block_size=[2, 4, 6], delayed_acceptance=1, **_BLOCKS),
+}
