@@ -13,7 +13,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from hf_ebm.checks import as_number, as_truth, as_whole, check_choice, shown
-from hf_ebm.objectives.losses import minimum_risk, policy_gradient_loss
+from hf_ebm.objectives.losses import leave_one_out_baseline, minimum_risk, policy_gradient_loss
 from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.runtime import check_fits
 from hf_ebm.trainers.objective import LossTerms
@@ -158,7 +158,7 @@ def distinct(sequences: list[torch.Tensor]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-BASELINES = ("self_critical", "running_mean")
+BASELINES = ("self_critical", "running_mean", "leave_one_out")
 
 
 @dataclass
@@ -166,21 +166,28 @@ class PolicyGradientConfig(SampledRiskConfig):
     """Arguments of `PolicyGradientTrainer`, beside those of `SampledRiskConfig`.
 
     Args:
-        baseline: `"self_critical"`, the cost of what is decoded greedily (Rennie et al. 2017), or `"running_mean"`, the
-            exponentially weighted mean cost of earlier steps.
+        baseline: `"self_critical"`, the cost of what is decoded greedily (Rennie et al. 2017), `"running_mean"`, the
+            exponentially weighted mean cost of earlier steps, or `"leave_one_out"`, for each sample the mean cost of
+            the row's others (RLOO: Kool et al. 2019, Ahmadian et al. 2024), which decodes nothing more.
         running_mean_decay: weight of the past in that mean.
 
     Raises:
-        ValueError: for an unknown baseline, or a decay outside [0, 1).
+        ValueError: for an unknown baseline, a decay outside [0, 1), or one candidate with `"leave_one_out"`.
     """
 
-    baseline: str = field(default="self_critical", metadata={"help": "self_critical or running_mean."})
+    baseline: str = field(
+        default="self_critical", metadata={"help": "self_critical, running_mean or leave_one_out (RLOO)."}
+    )
     running_mean_decay: float = field(default=0.95, metadata={"help": "Weight of the past in the running mean."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("baseline", self.baseline, BASELINES)
         self.running_mean_decay = as_number("running_mean_decay", self.running_mean_decay, least=0, below=1)
+        if self.num_candidates == 1 and self.baseline == "leave_one_out":
+            raise ValueError(
+                "num_candidates must be 2 or more with the baseline leave_one_out, got 1: it has no others"
+            )
 
 
 class RunningMean(TrainerCallback, ExportableState):
@@ -217,7 +224,7 @@ class RunningMean(TrainerCallback, ExportableState):
 class PolicyGradientTrainer(TaskLossTrainer):
     """REINFORCE on sampled sequences with a baseline (Welleck and Cho 2020, equations 5 and 8).
 
-    The baseline never depends on the samples of the batch it serves; the first step of a running mean has none (0).
+    The baseline never depends on the sample it serves; the first step of a running mean has none (0).
     Logs `candidate_cost`, `baseline` and `advantage_std`, `decoded_length` and `cut_share` of the samples, and
     `cross_entropy` where it has a weight. The logged `loss` is the surrogate whose gradient is the estimate; its value
     means little.
@@ -268,7 +275,7 @@ class PolicyGradientTrainer(TaskLossTrainer):
         advantages = costs - baseline
         logged = {
             "candidate_cost": (costs.mean(1).sum(), rows),
-            "baseline": (baseline.expand(len(pairs), 1).sum(), rows),
+            "baseline": (baseline.expand(len(pairs), -1).mean(1).sum(), rows),
             "advantage": (advantages.mean(1).sum(), rows),
             "advantage_square": (advantages.square().mean(1).sum(), rows),
             **decoder.length_terms([ids for found in samples for ids in found], decoder.settings(pairs)),
@@ -279,7 +286,9 @@ class PolicyGradientTrainer(TaskLossTrainer):
         return LossTerms(loss, rows, logged)
 
     def _baseline(self, pairs: SequencePairs, costs: torch.Tensor) -> torch.Tensor:
-        """(B, 1) or (1, 1)."""
+        """(B, S), (B, 1) or (1, 1)."""
+        if self.args.baseline == "leave_one_out":
+            return leave_one_out_baseline(costs)
         if self.args.baseline == "self_critical":
             config = self.candidates.settings(pairs, do_sample=False, num_beams=1)
             greedy = [found[0] for found in self.candidates.decode(pairs, config)]

@@ -123,6 +123,21 @@ def policy_gradient_loss(log_probs: torch.Tensor, costs: torch.Tensor, baseline:
     return ((costs - baseline).detach() * log_probs).mean(-1)
 
 
+def leave_one_out_baseline(costs: torch.Tensor) -> torch.Tensor:
+    """The mean cost of a row's other samples, (B, S) for S >= 2: for each sample a baseline that doesn't depend on it.
+
+    Kool, van Hoof and Welling 2019; RLOO of Ahmadian et al. 2024.
+
+    Args:
+        costs: of independent samples, (B, S).
+
+    Example:
+        >>> leave_one_out_baseline(torch.tensor([[0.0, 1.0, 3.0]]))
+        tensor([[2.0000, 1.5000, 0.5000]])
+    """
+    return (costs.sum(-1, keepdim=True) - costs) / (costs.shape[-1] - 1)
+
+
 def noise_contrastive_loss(real: torch.Tensor, generated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`softplus(E(x+))` of real and `softplus(-E(x-))` of generated sequences, in nats; same shapes as given.
 

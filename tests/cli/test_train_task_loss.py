@@ -367,7 +367,7 @@ REFUSED = {
     "mgs --mixture 1.5": "mixture must be a number from 0 to 1, got 1.5",
     "mgs --max_length_ratio 0": "max_length_ratio must be a number above 0",
     "minimum-risk --sharpness 0": "sharpness must be a number above 0",
-    "policy-gradient --baseline none": "baseline must be one of 'self_critical', 'running_mean', got 'none'",
+    "policy-gradient --baseline none": "baseline must be one of 'self_critical', 'running_mean', ",
     "mgs --scorer_model {d}/gpt2 --cost repetition": "scorer_model and cost must not both be given",
     "mgs --scorer_model {d}/symbols": "scorer_model must have the vocabulary of the model that is trained, which has",
     "mgs --scorer_model {d}/bart": "scorer_model must be causal like the model that is trained",

@@ -5,26 +5,26 @@ import itertools
 import pytest
 import torch
 
-from hf_ebm.objectives.losses import minimum_risk, policy_gradient_loss
+from hf_ebm.objectives.losses import leave_one_out_baseline, minimum_risk, policy_gradient_loss
 
 SYMBOLS, LENGTH, END = 3, 3, 0
 
 
-def every_sequence():
-    """All sequences that end, or are cut off, at LENGTH."""
+def every_sequence(length=LENGTH):
+    """All sequences that end, or are cut off, at the length."""
     found = set()
-    for ids in itertools.product(range(SYMBOLS), repeat=LENGTH):
+    for ids in itertools.product(range(SYMBOLS), repeat=length):
         found.add(ids[: ids.index(END) + 1] if END in ids else ids)
     return sorted(found)
 
 
-def table_log_probs(table):
+def table_log_probs(table, length=LENGTH):
     """log p of every sequence under a model with one table of logits a step and previous symbol."""
     log_probs = torch.log_softmax(table, -1)
     return torch.stack(
         [
             sum(log_probs[t, ids[t - 1] if t else SYMBOLS, symbol] for t, symbol in enumerate(ids))
-            for ids in every_sequence()
+            for ids in every_sequence(length)
         ]
     )
 
@@ -77,6 +77,19 @@ def test_policy_gradient_is_unbiased(space, baseline):
     (expected,) = torch.autograd.grad((probabilities * costs).sum(), table, retain_graph=True)
     losses = policy_gradient_loss(log_probs[:, None], costs[:, None], torch.tensor([[baseline]]))
     (found,) = torch.autograd.grad((probabilities.detach() * losses).sum(), table)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_leave_one_out_is_unbiased(count):
+    """Its expectation over all `count`-tuples of sequences is the gradient of the expected cost."""
+    table = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    log_probs = table_log_probs(table, 2)
+    costs = torch.rand(len(log_probs), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (expected,) = torch.autograd.grad((log_probs.exp() * costs).sum(), table, retain_graph=True)
+    drawn = torch.cartesian_prod(*[torch.arange(len(costs))] * count)
+    losses = policy_gradient_loss(log_probs[drawn], costs[drawn], leave_one_out_baseline(costs[drawn]))
+    (found,) = torch.autograd.grad((log_probs[drawn].sum(1).exp().detach() * losses).sum(), table)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -38,6 +38,7 @@ KINDS = {
         PolicyGradientConfig,
         {"baseline": "running_mean", "cross_entropy_weight": 0.5},
     ),
+    "leave one out": (PolicyGradientTrainer, PolicyGradientConfig, {"baseline": "leave_one_out", "num_candidates": 3}),
 }
 
 
@@ -85,8 +86,13 @@ def loss_by_hand(trainer, model, data, drawn, past=0.0):
             powers = logs.exp() ** args.sharpness
             loss = (powers / powers.sum() * costs).sum()
         else:
-            self_critical = args.baseline == "self_critical"
-            baseline = normalized_edit_distance([decoded], [target]).double() if self_critical else past
+            baseline = {
+                "self_critical": normalized_edit_distance([decoded], [target]).double(),
+                "running_mean": past,
+                "leave_one_out": torch.stack(
+                    [costs[[j for j in range(len(costs)) if j != i]].mean() for i in range(len(costs))]
+                ),
+            }[args.baseline]
             loss = ((costs - baseline) * logs).mean()
         losses.append(loss - args.cross_entropy_weight * log_prob_by_hand(model, prompt, target) / len(target))
     return torch.stack(losses).mean()
@@ -311,7 +317,8 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
         ("minimum risk", {"sharpness": 0.0}, "sharpness must be a number above 0, got 0"),
         ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be a number above 0"),
         ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must be a number from 0 up"),
-        ("self-critical", {"baseline": "none"}, "baseline must be one of 'self_critical', 'running_mean', got 'none'"),
+        ("self-critical", {"baseline": "none"}, "baseline must be one of .*'leave_one_out', got 'none'"),
+        ("leave one out", {"num_candidates": 1}, "num_candidates must be 2 or more with the baseline leave_one_out"),
         ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be a number from 0 up and below 1"),
     ],
 )
