@@ -2,7 +2,7 @@
 
 - `models`: the Transformers models (`EnergyModel`, `ResidualEnergyModel`, `ProductLM`,
   `LSTMSeq2SeqForConditionalGeneration`, `BiLSTMForMaskedLM`).
-- `exact`: enumeration of small spaces, the oracle of the tests.
+- `exact`: enumeration of small spaces, the oracle of the tests; `lattices`: Ising and Potts models.
 - `scoring`, `sampling`: pure functions on tensors: energies of masked copies; Metropolis–Hastings chains.
 - `relaxations`, `objectives`: soft search, and the decoder it runs step by step; losses, costs, estimates of log Z.
 - `assets`: embedded models; `data`: offline data sets; `cli`: the command `hf-ebm`; `demo`: a page around a model.

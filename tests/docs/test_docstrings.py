@@ -10,7 +10,7 @@ import pytest
 import hf_ebm
 
 FOLDER = Path(hf_ebm.__file__).parent
-PURE = [FOLDER / "exact.py"]
+PURE = [FOLDER / "exact.py", FOLDER / "lattices.py"]
 PURE += [
     path for name in ("scoring", "sampling", "relaxations", "objectives") for path in (FOLDER / name).glob("[!_]*")
 ]
