@@ -156,7 +156,7 @@ def potts(
 
     Example:
         >>> round(float(potts(1, 2, states=3, strength=0.5).log_partition()), 4)  # log of 3 e + 6
-        2.6503
+        2.6501
     """
     pair = 2 * as_number("strength", strength) * torch.eye(as_whole("states", states, 2), dtype=torch.float64)
     return _lattice(rows, columns, pair, None if field is None else _checked_field(field), periodic)
