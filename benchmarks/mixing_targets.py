@@ -30,14 +30,14 @@ class MaskedTarget:
         model: its energy.
         prompt: (1, T) ids with a mask at each free position.
         token: the token whose share of the free positions is estimated.
-        words: the tokens that free positions may hold, by default all that may be proposed.
+        only: the tokens that free positions may hold, by default all that may be proposed.
         is_enumerable: whether `exact` is feasible.
     """
 
     model: EnergyModel
     prompt: Tensor
     token: int
-    words: tuple[int, ...] = ()
+    only: tuple[int, ...] = ()
     is_enumerable: bool = False
 
     @cached_property
@@ -48,8 +48,8 @@ class MaskedTarget:
     @cached_property
     def settings(self) -> dict:
         """Those of `generate` that say what the law is."""
-        others = set(range(self.model.vocab_size)) - set(self.words)
-        return {"suppress_tokens": sorted(others)} if self.words else {}
+        others = set(range(self.model.vocab_size)) - set(self.only)
+        return {"suppress_tokens": sorted(others)} if self.only else {}
 
     @cached_property
     def support(self) -> Tensor:
@@ -71,6 +71,33 @@ class MaskedTarget:
         with torch.no_grad():
             return self.model(**self.inputs(ids)).energy.double()
 
+    @cached_property
+    def words(self) -> Tensor:
+        """(W,) the tokens that a free position may hold."""
+        return self.support.nonzero()[:, 0]
+
+    def energy_and_gradient(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies (n,) of words (n, L), given as numbers in `words`, and gradients (n, L, W) at their one-hot vectors.
+
+        A one-hot vector stands in its own term, and through its embedding in those of the other positions. That is a
+        masked row forward and one back for each position.
+        """
+        mlm, ids, length = self.model.mlm, self.prompt.repeat(len(numbers), 1), len(self.columns)
+        ids[:, self.columns] = self.words[numbers]
+        table = mlm.get_input_embeddings().weight.detach()
+        position = torch.tensor(self.columns).repeat(len(ids))
+        each = torch.arange(len(position))
+        masked = torch.zeros(len(position), ids.shape[1], 1, dtype=torch.bool)
+        masked[each, position] = True
+        with torch.enable_grad():
+            embedded = table[ids].requires_grad_()
+            copies = torch.where(masked, table[self.model.config.mask_token_id], embedded.repeat_interleave(length, 0))
+            terms = -mlm(inputs_embeds=copies).logits[each, position].log_softmax(-1)[:, self.words]
+            energy = terms[each, numbers.flatten()].double().view(-1, length).sum(1)
+            (through_others,) = torch.autograd.grad(energy.sum(), embedded)
+        gradient = terms.view(-1, length, len(self.words)) + through_others[:, self.columns] @ table[self.words].T
+        return energy.detach(), gradient.detach().double()
+
     def exact(self) -> ExactDistribution | None:
         """The law by enumeration of what stands at the free positions, where that is feasible."""
         if not self.is_enumerable:
@@ -81,8 +108,7 @@ class MaskedTarget:
             ids[:, self.columns] = words
             return self.energy(ids)
 
-        words = self.support.nonzero()[:, 0].tolist()
-        return enumerate_distribution(energy, words, len(self.columns), chunk_size=2048)
+        return enumerate_distribution(energy, self.words.tolist(), len(self.columns), chunk_size=2048)
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:

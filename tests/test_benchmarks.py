@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from benchmarks import design, gpu, mixing, pair_joints
+from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, state_at, step
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.mixing import tokens_kept
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.conftest import plain_token_energies, tiny_energy_model
+from tests.sampling.oracle import total_variation_limit
 
 
 @pytest.mark.parametrize("loop", [PlainLoop, CarefulLoop])
@@ -62,6 +64,83 @@ def test_runs_of_mixing_accumulate_and_are_held_against_the_exact_law(tmp_path, 
     expected = [sum(plain_token_energies(law.model, ids, [1, 2, 3, 4])) for ids in rows]
     assert law.energy(rows).tolist() == pytest.approx(expected, abs=1e-4)
     assert "enumeration" in shown and shown.count("| toy |") == 5
+
+
+def table_of_energies():
+    """Three positions of four tokens: energies (4, 4, 4), and `evaluate` of their extension to any one-hot vectors."""
+    table = 3 * torch.rand(4, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def evaluate(tokens):
+        one, two, three = tokens.T
+        gradient = torch.stack([table[:, two, three].T, table[one, :, three], table[one, two]], 1)
+        return table[one, two, three], gradient
+
+    return table, evaluate
+
+
+@pytest.mark.parametrize("proposal", [GibbsWithGradients(), DiscreteLangevin(0.5), DiscreteLangevin(5.0)])
+def test_gradient_samplers_keep_the_law(proposal):
+    table, evaluate = table_of_energies()
+    law = (-table).flatten().softmax(0)
+    generator = torch.Generator().manual_seed(0)
+    number = torch.multinomial(law, 20_000, replacement=True, generator=generator)
+    state = state_at(torch.stack([number // 16, number // 4 % 4, number % 4], 1), evaluate)
+    for _ in range(4):
+        state, accepted = step(state, evaluate, proposal, generator)
+    assert 0.05 < float(accepted.double().mean()) < 0.99
+    assert torch.equal(state.energy, evaluate(state.tokens)[0]) and torch.equal(
+        state.gradient, evaluate(state.tokens)[1]
+    )
+    counts = torch.bincount(state.tokens @ torch.tensor([16, 4, 1]), minlength=64)
+    assert float((counts / 20_000 - law).abs().sum() / 2) < total_variation_limit(law, 20_000)
+
+
+@pytest.mark.parametrize("proposal", [GibbsWithGradients(), DiscreteLangevin(0.5)])
+def test_gradient_samplers_state_the_probability_of_their_draws(proposal):
+    _, evaluate = table_of_energies()
+    tokens = torch.tensor([[3, 0, 1]]).repeat(20_000, 1)
+    _, gradient = evaluate(tokens)
+    drawn = proposal.draw(gradient, tokens, torch.Generator().manual_seed(0))
+    counts = torch.bincount(drawn @ torch.tensor([16, 4, 1]), minlength=64)
+    every = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    possible = torch.ones(64, dtype=torch.bool)
+    if isinstance(proposal, GibbsWithGradients):
+        possible = (every != tokens[0]).sum(1) == 1
+    expected = torch.zeros(64, dtype=torch.float64)
+    one = int(possible.sum())
+    expected[possible] = proposal.log_probability(gradient[:one], tokens[:one], every[possible]).exp()
+    assert float(expected.sum()) == pytest.approx(1)
+    assert float((counts / 20_000 - expected).abs().sum() / 2) < total_variation_limit(expected, 20_000)
+
+
+def test_the_gradient_of_a_masked_energy_is_that_of_finite_differences():
+    law = mixing.target_of("toy")
+    model = law.model.mlm.double()
+    numbers = torch.tensor([[0, 5, 2, 7], [3, 3, 1, 0]])
+    energy, gradient = law.energy_and_gradient(numbers)
+    ids = torch.cat([torch.tensor([[1]] * 2), law.words[numbers], torch.tensor([[2]] * 2)], 1)
+    assert energy.tolist() == pytest.approx([sum(plain_token_energies(law.model, row, [1, 2, 3, 4])) for row in ids])
+    table = model.get_input_embeddings().weight.detach()
+
+    def relaxed(one_hot):
+        """Of one sequence (4, W) of mixtures of words."""
+        total = 0.0
+        for position in range(4):
+            embedded = table[ids[:1]].clone()
+            embedded[0, 1:5] = one_hot @ table[law.words]
+            embedded[0, 1 + position] = table[3]
+            with torch.no_grad():
+                scores = model(inputs_embeds=embedded).logits[0, 1 + position].log_softmax(-1)
+            total -= float(one_hot[position] @ scores[law.words])
+        return total
+
+    one_hot = torch.nn.functional.one_hot(numbers[0], len(law.words)).double()
+    for place in ((0, 0), (1, 5), (1, 2), (3, 4)):
+        change = torch.zeros_like(one_hot)
+        change[place] = 1e-5
+        found = (relaxed(one_hot + change) - relaxed(one_hot - change)) / 2e-5
+        assert float(gradient[0][place]) == pytest.approx(found, abs=1e-6)
+    model.float()
 
 
 def test_designs_stay_within_their_budget_and_what_is_missing_is_told(monkeypatch, capsys):
