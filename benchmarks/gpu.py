@@ -45,7 +45,7 @@ from hf_ebm.models.residual.candidates import candidate_energies
 from hf_ebm.objectives.losses import cross_entropy_sum
 from hf_ebm.relaxations.soft_beam import SoftBeamSettings
 from hf_ebm.relaxations.stepwise import StepwiseDecoder
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 
 PAIRS = {"block_size": 2, "block_fill": "sequential", "block_layout": "contiguous", "delayed_acceptance": 1}
 LEAST = 5  # seconds that a part is begun with

@@ -31,7 +31,7 @@ from transformers.utils import logging
 from benchmarks.common import describe_machine, print_table
 from benchmarks.mixing_samplers import SAMPLERS, Draws
 from benchmarks.mixing_targets import TARGETS, MaskedTarget
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 
 FILE = Path(__file__).parent / "results" / "mixing.jsonl"
 KEY = ("target", "sampler", "seed", "chains", "budget")

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 
 parser = ArgumentParser(description=__doc__)
 parser.add_argument("--model", help="a masked language model of the Hub or a folder; default the embedded one")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_ebm.checks import as_whole
-from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,7 +19,7 @@ from hf_ebm.plots import (
     plot_token_changes,
     rank_correlation,
 )
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 from tests.conftest import tiny_energy_model
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 

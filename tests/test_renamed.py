@@ -49,7 +49,7 @@ OLD = {
     "hf_ebm.scoring.variants": ("MASKINGS", "hf_ebm.scoring.masking"),
     "hf_ebm.sampling.streams": ("chain_generator", "hf_ebm.sampling.sampler"),
     "hf_ebm.sampling.schedules": ("block_size_at", "hf_ebm.sampling.sampler"),
-    "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.run"),
+    "hf_ebm.sampling.diagnostics": ("energy_diagnostics", "hf_ebm.sampling.convergence"),
     "hf_ebm.sampling.output": ("ChainGenerationOutput", "hf_ebm.sampling.run"),
     "hf_ebm.objectives.cost_columns": ("columns_for", "hf_ebm.objectives.costs"),
     "hf_ebm.objectives.decomposable_costs": ("HammingCost", "hf_ebm.objectives.costs"),
@@ -88,6 +88,7 @@ def test_modules_are_found_under_their_old_names(old):
 
 
 MOVED = {
+    ("hf_ebm.sampling.run", "energy_diagnostics"): ("hf_ebm.sampling.convergence", "energy_diagnostics"),
     ("hf_ebm.sampling.proposals", "Warp"): ("hf_ebm.sampling.proposals", "ProposalDistribution"),
     ("hf_ebm.exact", "conditional_log_probs"): ("hf_ebm.exact", "log_conditionals"),
     ("hf_ebm.relaxations.soft_beam", "token_scores"): ("hf_ebm.relaxations.soft_beam", "step_scores"),

@@ -35,7 +35,7 @@ from hf_ebm.model_modes import generated_ids
 from hf_ebm.models.energy import length_log_probs
 from hf_ebm.objectives.completions import ends_at
 from hf_ebm.objectives.sequence_costs import non_termination, repetition
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 
 SAMPLING: dict[str, Any] = {
     "lengths": {10: 0.2, 12: 0.2, 14: 0.2, 16: 0.2, 18: 0.2},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import pyarrow
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -26,7 +29,8 @@ from hf_ebm.models.energy.saved_runs import holds_run
 from hf_ebm.models.fingerprints import model_fingerprints
 from hf_ebm.runtime import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.report import PromptReport, report_of
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
 from hf_ebm.texts import report_unknown
 
@@ -137,7 +141,7 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     printed = gather_object(records.read()) if arguments.output == "-" else None
     if state.is_main_process:
         records.close(keys)
-        _print_summary(records.read() if printed is None else printed, config, summary)
+        _print_summary(records.read() if printed is None else printed, config, tokenizer, summary)
 
 
 def _settings(chain_arguments: object, text_column: str) -> dict[str, Any]:
@@ -251,29 +255,42 @@ def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) 
     return records
 
 
-def _print_summary(records: list[dict], config: ResolvedChainConfig, stream: TextIO) -> None:
+def _print_summary(
+    records: list[dict], config: ResolvedChainConfig, tokenizer: PreTrainedTokenizerBase, stream: TextIO
+) -> None:
     by_chain: dict[tuple[int, int], list[dict]] = {}
-    for record in records:
+    for record in sorted(records, key=lambda r: r["epoch"]):
         by_chain.setdefault((record["prompt"], record["chain"]), []).append(record)
     for prompt in sorted({prompt for prompt, _ in by_chain}):
-        chains = [sorted(own, key=lambda r: r["epoch"]) for key, own in sorted(by_chain.items()) if key[0] == prompt]
+        chains = [own for key, own in sorted(by_chain.items()) if key[0] == prompt]
         print(f"\nprompt {prompt}: last sample of each chain (energy in nats)", file=stream)
         for own in chains:
             print(f"  {own[-1]['energy']:8.2f}  {own[-1]['text']}", file=stream)
-        print(f"  {_diagnosis(chains, config)}", file=stream)
+        report = _report(prompt, chains, config, tokenizer)
+        print(*[f"  {report.counts}", *report.lines()], sep="\n", file=stream)
 
 
-def _diagnosis(chains: list[list[dict]], config: ResolvedChainConfig) -> str:
-    parts = [f"{len(chains)} chains of {len(chains[0])} samples"]
-    if config.decoder is None:
-        for name, label in (("acceptance_rate", "acceptance"), ("novel_rate", "novel")):
-            values = [record[name] for own in chains for record in own]
-            parts.append(f"{label} rate {sum(values) / len(values):.3f}")
-    energies = torch.tensor([[record["energy"] for record in own] for own in chains], dtype=torch.float64)
-    parts.append(f"mean energy {float(energies.mean()):.2f}")
-    if energies.shape[0] >= 2 and energies.shape[1] >= 4:
-        found = energy_diagnostics(energies)
-        parts.append(f"split R-hat {found.r_hat:.3f}, bulk ESS {found.ess_bulk:.0f}, tail ESS {found.ess_tail:.0f}")
-    else:
-        parts.append("R-hat needs at least 2 chains of 4 samples")
-    return "; ".join(parts)
+def _report(
+    prompt: int, chains: list[list[dict]], config: ResolvedChainConfig, tokenizer: PreTrainedTokenizerBase
+) -> PromptReport:
+    """The report of a prompt from the records of its chains, by epoch: tokens are those that texts are read as."""
+    texts = [record["text"] for own in chains for record in own]
+    different = list(dict.fromkeys(texts))
+    encoded = tokenizer(different, add_special_tokens=False).input_ids
+    read = dict(zip(different, (torch.tensor(ids, dtype=torch.long) for ids in encoded), strict=True))
+    # Behind the end of a text stands what is no token.
+    tokens = pad_sequence([read[text] for text in texts], batch_first=True, padding_value=-1)
+
+    def of_records(name: str) -> Tensor:
+        values = [[math.nan if record[name] is None else record[name] for record in own] for own in chains]
+        return torch.tensor(values, dtype=torch.float64)
+
+    return report_of(
+        prompt,
+        tokens.unflatten(0, (len(chains), -1)),
+        of_records("energy"),
+        of_records("acceptance_rate"),
+        of_records("novel_rate"),
+        config.settings(),
+        one_length=not isinstance(config.lengths, dict),
+    )

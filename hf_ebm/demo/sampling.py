@@ -32,8 +32,9 @@ from hf_ebm.demo.components import (
 )
 from hf_ebm.models.energy import EnergyModel
 from hf_ebm.sampling.configuration import sampler_names, settings_without_effect
+from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
 
 MAX_CHAINS, MAX_EPOCHS = 8, 200

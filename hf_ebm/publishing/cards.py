@@ -19,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.checks import number
 from hf_ebm.publishing.remote_code import auto_classes, is_own
+from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.warm_start import DECODERS
 
 _EXAMPLES = 10

@@ -2,7 +2,8 @@
 
 - `configuration`: every setting; `target`: the distribution a chain is after;
 - `blocks`, `proposals`, `kernels`, `warm_start`: which positions are updated, by what, by which step, from which start;
-- `sampler`: the loop over epochs; `run`: what it keeps, what `generate` returns, and diagnostics;
+- `sampler`: the loop over epochs; `run`: what it keeps, and what `generate` returns;
+- `convergence`: how far chains have converged; `report`: what is told of it, and what to change;
 - `fill_estimates`: what samples tell of fills.
 
 Pure functions on tensors: no tokenizer, no Trainer. `EnergyModel.generate` is the thin layer over them.
@@ -10,5 +11,5 @@ Pure functions on tensors: no tokenizer, no Trainer. `EnergyModel.generate` is t
 
 from hf_ebm.renamed import rename_modules
 
-_MOVED = {"schedules": "sampler", "streams": "sampler", "diagnostics": "run", "output": "run"}
+_MOVED = {"schedules": "sampler", "streams": "sampler", "diagnostics": "convergence", "output": "run"}
 rename_modules(__name__, {old: f"{__name__}.{new}" for old, new in _MOVED.items()})

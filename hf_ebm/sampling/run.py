@@ -1,10 +1,8 @@
-"""A run of chains: what it keeps, which is all that it needs to go on; what `generate` returns of it; diagnostics."""
+"""A run of chains: what it keeps, which is all that it needs to go on; what `generate` returns of it."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, fields, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -13,7 +11,9 @@ from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import model_output
-from hf_ebm.renamed import warn_of_rename
+from hf_ebm.renamed import renamed_attributes, warn_of_rename
+from hf_ebm.sampling.convergence import import_arviz
+from hf_ebm.sampling.report import summary
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import Context, attended_mask
 
@@ -225,6 +225,8 @@ class ChainGenerationOutput(ModelOutput):
     seed: int
     run: ChainRun
 
+    summary = summary
+
     def to_inference_data(self) -> InferenceData:
         """The kept energies as `arviz.InferenceData`: variable `energy` with dimensions (chain, draw, prompt).
 
@@ -289,40 +291,7 @@ def warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainCon
         )
 
 
-def import_arviz() -> ModuleType:
-    """ArviZ, without the notice of its next major version that it prints when imported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            import arviz
-        except ImportError as error:  # hf_ebm depends on it, a checkpoint's own code needn't
-            raise ImportError("diagnostics of chains need ArviZ: pip install 'arviz<1'") from error
-    return arviz
-
-
-class EnergyDiagnostics(NamedTuple):
-    """Convergence of the energy over the chains of one prompt: split R-hat, bulk and tail effective sample size."""
-
-    r_hat: float
-    ess_bulk: float
-    ess_tail: float
-
-
-def energy_diagnostics(energies: Tensor) -> EnergyDiagnostics:
-    """Diagnoses `energies` (chains, draws). Raises `ValueError` for fewer than 2 chains or 4 draws.
-
-    Example:
-        >>> import torch
-        >>> stuck = torch.tensor([[0.0, 0.1, 0.0, 0.1], [9.0, 9.1, 9.0, 9.1]])  # two chains, each in a mode of its own
-        >>> energy_diagnostics(stuck).r_hat > 1.1
-        True
-    """
-    if energies.dim() != 2 or energies.shape[0] < 2 or energies.shape[1] < 4:
-        raise ValueError(f"energies must have at least 2 chains and 4 draws, got shape {tuple(energies.shape)}")
-    arviz = import_arviz()
-    values = energies.double().cpu().numpy()
-    return EnergyDiagnostics(
-        float(arviz.rhat(values, method="split")),
-        float(arviz.ess(values, method="bulk")),
-        float(arviz.ess(values, method="tail")),
-    )
+__getattr__ = renamed_attributes(
+    __name__,
+    {name: f"hf_ebm.sampling.convergence:{name}" for name in ("energy_diagnostics", "EnergyDiagnostics")},
+)

@@ -150,7 +150,7 @@ def test_two_processes_make_the_same_set_and_one_summary(model_folder, tmp_path,
     alone = capfd.readouterr()
     lines = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
     assert same_records(lines, [json.loads(line) for line in alone.out.splitlines()])
-    summary = r"5 chains of 6 samples;.* mean energy ([\d.]+); split R-hat ([\d.]+)"
+    summary = r"5 chains of 6 samples;.* mean energy ([\d.]+)\n.*\n +energy +([\d.]+)"
     both, own = ([float(number) for number in re.search(summary, err).groups()] for err in (stderr, alone.err))
     assert both == pytest.approx(own, abs=0.02)
 
@@ -227,6 +227,22 @@ def test_standard_output_is_json_lines(model_folder, capfd):
     records = [json.loads(line) for line in found.out.splitlines()]
     assert sorted(keys(records)) == [(0, chain, epoch) for chain in (0, 1) for epoch in (0, 1)]
     assert "acceptance rate" in found.err
+
+
+def test_the_summary_is_that_of_the_chains(model_folder, tmp_path, capsys):
+    """Though it is made of texts: where these are read as their tokens it is that of what `generate` returns."""
+    model, tokenizer = EnergyModel.from_pretrained(model_folder), small_tokenizer("wordpiece")
+    prompts, tokens = ["the [MASK] [MASK] sat", "[MASK] cat [MASK] on [MASK] [MASK]"], tokenizer.get_vocab()
+    parts = [number for token, number in tokens.items() if tokenizer.tokenize(f"the {token} sat")[1:-1] != [token]]
+    (tmp_path / "in.txt").write_text("\n".join(prompts))
+    chains = ["--num_chains", "4", "--num_epochs", "12", "--burn_in", "2", "--seed", "5", "--chains_at_once", "3"]
+    given = ["--model", model_folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", *chains]
+    run("sample", *given, "--suppress_tokens", *parts, "--device", "cpu")
+    printed = capsys.readouterr().out
+    settings = dict(num_chains=4, num_epochs=12, burn_in=2, seed=5, suppress_tokens=parts)
+    out = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), **settings)
+    for report in out.summary().prompts:
+        assert "\n".join([f"  {report.counts}", *report.lines()]) in printed
 
 
 def test_a_foreign_line_in_the_output_is_an_error(model_folder, tmp_path, capsys):

@@ -42,7 +42,7 @@ from hf_ebm.demo.scoring import (
     variant_rows,
 )
 from hf_ebm.sampling.configuration import sampler_names
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.scoring.rows import BadLogitsError
 from tests.docs.hub_models import HUB_MODELS
 from tests.models.tokenizers_for_tests import KINDS, LINES, small_model, small_tokenizer

@@ -13,7 +13,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_ebm.publishing.cards import Sampling, model_card
 from hf_ebm.publishing.remote_code import auto_classes, write_remote_code
-from hf_ebm.sampling.run import energy_diagnostics
+from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, MGSTrainer
 from tests.causal_families import completion_rows, tiny_causal
 from tests.conftest import tiny_energy_model, tiny_mlm

@@ -24,6 +24,7 @@ from hf_ebm.models.energy.encoding import check_same_mask
 from hf_ebm.models.energy.inputs import mask_id_of
 from hf_ebm.random_state import generator_of
 from hf_ebm.runtime import check_fits
+from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.sampling.fill_estimates import (
     Draws,
     LeftOut,
@@ -33,7 +34,7 @@ from hf_ebm.sampling.fill_estimates import (
     log_weights,
     slot_conditionals,
 )
-from hf_ebm.sampling.run import ChainGenerationOutput, energy_diagnostics
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
 from hf_ebm.scoring.joint_fills import (
     FillSpace,

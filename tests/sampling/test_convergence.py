@@ -1,0 +1,146 @@
+"""R-hat, effective sample sizes and modes against formulas by hand, and what reports advise."""
+
+import math
+import re
+
+import arviz
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm, rankdata
+
+from hf_ebm.sampling.convergence import (
+    diagnosed,
+    energy_and_tokens,
+    modes_of,
+    pilot_of,
+    r_hats_of,
+    token_distances,
+    worst_r_hat,
+)
+from hf_ebm.sampling.report import report_of
+from tests.conftest import tiny_energy_model
+from tests.sampling.chains import BASE
+
+
+def walks(chains: int, draws: int, keep: float, apart: float, seed: int = 0) -> torch.Tensor:
+    """Chains that keep a share of where they are, around centres that are `apart`."""
+    rng = np.random.default_rng(seed)
+    noise, found = rng.normal(size=(chains, draws)), np.zeros((chains, draws))
+    for draw in range(1, draws):
+        found[:, draw] = keep * found[:, draw - 1] + noise[:, draw]
+    return torch.from_numpy(found + apart * np.arange(chains)[:, None])
+
+
+def r_hat_by_hand(values: np.ndarray) -> float:
+    """Vehtari et al. 2021: of halves of chains, of normal scores of values and of their distances from the median."""
+
+    def split_r_hat(own: np.ndarray) -> float:
+        scores = norm.ppf((rankdata(own).reshape(own.shape) - 3 / 8) / (own.size + 1 / 4))
+        length = scores.shape[1]
+        between, within = length * scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean()
+        return math.sqrt(((length - 1) / length * within + between / length) / within)
+
+    half = values.shape[1] // 2
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    return max(split_r_hat(halves), split_r_hat(abs(halves - np.median(halves))))
+
+
+@pytest.mark.parametrize("keep,apart", [(0.0, 0.0), (0.9, 0.0), (0.5, 2.0)])
+def test_diagnostics_are_those_of_the_formulas(keep, apart):
+    values = walks(4, 101, keep, apart)
+    found = diagnosed(values)
+    assert found.r_hat == pytest.approx(r_hat_by_hand(values.numpy()), abs=1e-12)
+    assert found.ess_bulk == float(arviz.ess(values.numpy(), method="bulk"))
+    assert found.ess_tail == float(arviz.ess(values.numpy(), method="tail"))
+    assert diagnosed(values[:1])[1:] == (arviz.ess(values[:1].numpy()), arviz.ess(values[:1].numpy(), method="tail"))
+    assert math.isnan(diagnosed(values[:1]).r_hat)
+    # A difference of spread alone shows only in what is folded.
+    wide = walks(4, 100, 0.0, 0.0) * torch.tensor([[1.0], [1.0], [1.0], [9.0]])
+    assert diagnosed(wide).r_hat > 1.2 > float(arviz.rhat(wide.numpy(), method="split"))
+
+
+def test_infinite_energies_are_the_largest():
+    values = walks(4, 40, 0.5, 0.3)
+    infinite = values.masked_fill(values > 1.5, torch.inf)
+    largest = values.masked_fill(values > 1.5, 1e9)
+    assert infinite.isinf().any() and diagnosed(infinite) == diagnosed(largest)
+    assert math.isnan(diagnosed(torch.full((3, 9), torch.inf)).r_hat)
+
+
+def test_what_cannot_be_told_is_nan():
+    for values in (torch.zeros(4, 9), torch.randn(4, 3), torch.empty(4, 0)):
+        assert all(map(math.isnan, diagnosed(values)))
+    assert diagnosed(torch.tensor([[1.0], [2.0]]).expand(2, 9)).r_hat == math.inf  # each stays where it is
+
+
+def test_tokens_are_compared_with_the_sample_of_the_least_energy():
+    """Two chains of the same energies at different texts: their tokens tell what energies can't."""
+    texts = torch.tensor([[[5, 6, 7], [5, 6, 8]], [[9, 9, 7], [9, 9, 8]]]).repeat(1, 10, 1)
+    energies = torch.tensor([[2.0, 1.0]]).repeat(2, 10)
+    assert pilot_of(texts, energies).tolist() == [5, 6, 8]
+    assert token_distances(texts, pilot_of(texts, energies))[:, :2].tolist() == [[1, 0], [3, 2]]
+    energy, tokens = energy_and_tokens(texts, energies)
+    assert energy.r_hat < 1.01 and tokens.r_hat == pytest.approx(
+        r_hat_by_hand(np.array([[1.0, 0.0], [3.0, 2.0]]).repeat(1, 1)[:, [0, 1] * 10])
+    )
+    assert worst_r_hat([energy, tokens]) == tokens.r_hat
+    both = torch.cat([texts, texts]), torch.cat([energies, energies])
+    found = r_hats_of(*both, torch.tensor([4, 4, 7, 7]))
+    assert found == {4: tokens.r_hat, 7: tokens.r_hat}
+
+
+def test_modes_are_counted_by_who_has_been_there():
+    around = {0: [5, 5, 5, 5, 5], 1: [8, 8, 8, 8, 8], 2: [6, 6, 6, 6, 6]}
+    visits = [(0, 0, 1), (0, 1, 1), (1, 1, 1), (2, 2, 2)]
+    samples = torch.tensor([[around[mode] for mode in own] for own in visits])
+    energies = torch.tensor([[float(mode) for mode in own] for own in visits])
+    assert modes_of(samples, energies) == (2, 1)
+    fixed = torch.cat([torch.full((4, 3, 40), 9), samples], 2)  # where no sample differs counts for nothing
+    assert modes_of(fixed, energies) == (2, 1)
+    long = samples.repeat_interleave(200, 1), energies.repeat_interleave(200, 1)
+    assert modes_of(*long) == (2, 1) and modes_of(samples[:, :0], energies[:, :0]) == (0, 0)
+
+
+PAIRS = {"block_size": 2}
+
+
+@pytest.mark.parametrize(
+    "values,settings,advised",
+    [
+        (walks(4, 400, 0.0, 0.0), {}, "nothing needs"),
+        (walks(4, 90, 0.0, 0.0), {}, "raise num_epochs or num_chains"),
+        (walks(2, 400, 0.0, 0.0), {}, "num_chains to 4"),
+        (walks(1, 400, 0.0, 0.0), {}, "num_chains to 4"),
+        (walks(4, 3, 0.0, 0.0), {}, "raise num_epochs"),
+        (walks(4, 0, 0.0, 0.0), {}, "above burn_in"),
+        (walks(4, 60, 0.0, 1.0), {}, "block_layout='contiguous'"),
+        (walks(4, 60, 0.0, 1.0), PAIRS, r"set num_epochs=\d+0"),
+        (walks(4, 60, 0.0, 1.0), {**PAIRS, "target_rhat": 1.01, "max_rows": 70}, "raise max_rows above 70"),
+        (walks(4, 60, 0.0, 9.0).round().clamp(0, 4), {}, "of 4 never moved"),
+        (torch.cat([walks(4, 60, 0.0, 9.0), walks(4, 60, 0.0, 0.0)], 1), {"burn_in": 5}, "burn_in=65"),
+        (walks(4, 60, 0.0, 0.0).masked_fill_(torch.eye(4, 60) > 0, torch.inf), {}, "4 of 4 chains .* forbid"),
+        (torch.zeros(4, 60), {}, "the same text"),
+        (torch.zeros(4, 1), {"decoder": "mask_predict"}, "decoder"),
+    ],
+)
+def test_a_report_names_the_setting_to_change(values, settings, advised):
+    """Texts of one token, which is the energy in tenths."""
+    samples, rates = (values * 10).nan_to_num(posinf=99).round().long()[..., None], torch.full_like(values, 0.5)
+    told = str(report_of(3, samples, values, rates, rates, settings))
+    assert re.search(advised, told) and told.startswith(f"prompt 3: {len(values)} chains of {values.shape[1]} samples")
+
+
+def test_a_run_is_summed_up_by_prompt():
+    model = tiny_energy_model()
+    out = model.generate(**BASE | {"lengths": [2, 4], "num_epochs": 9, "burn_in": 2, "thinning": 2})
+    first, second = out.summary().prompts
+    own = out.prompt_indices == 1
+    assert second.energy == diagnosed(out.energies[own]) and (first.prompt, second.prompt) == (0, 1)
+    assert second.tokens == diagnosed(token_distances(out.samples[own], pilot_of(out.samples[own], out.energies[own])))
+    assert second.mean_energy == float(out.energies[own].mean()) and second.missed_by is None
+    assert second.novel_rate == float(out.trace.novel_rate[own][:, 2::2].mean())
+    assert str(second) in str(out.summary()) and f"{second.r_hat:.3f}" in str(second)
+    drawn = model.generate(**BASE | {"lengths": {2: 0.5, 4: 0.5}, "num_chains": 8}).summary()
+    assert "different lengths" in str(drawn)
+    assert "A decoder" in str(model.generate(**BASE, decoder="mask_predict").summary())
