@@ -37,7 +37,7 @@ Run = TypeVar("Run", bound=ChainRun)
 _FILLS_TRIED = 100
 
 # What a stream is for; part of its key, so that no two uses share numbers.
-EPOCH, WARM_START, LENGTH = 0, 1, 2
+EPOCH, WARM_START, LENGTH, RESAMPLING = 0, 1, 2, 4
 
 
 class ChainKey(NamedTuple):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_ebm.sampling.proposals import BlockProposal
@@ -17,26 +18,75 @@ from hf_ebm.scoring.rows import Index, MaskedRows
 _ITERATIONS = 10
 
 
-def sample_masks(
-    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, proposal: BlockProposal
-) -> Tensor:
-    """Draws the tokens of `masked` (C, T) one at a time in random order, given those already there.
+class SequentialFill(NamedTuple):
+    """Masks filled one at a time, each given those already there, in an order that was drawn before.
 
-    Different chains start from different places, which R-hat needs to mean anything.
+    Attributes:
+        ids: (C, T).
+        log_probs: (C,) of drawing the tokens in this order, float64.
+        orders: of each chain the columns as they were filled.
     """
+
+    ids: Tensor
+    log_probs: Tensor
+    orders: list[NDArray]
+
+
+def fill_sequentially(
+    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, proposal: BlockProposal
+) -> SequentialFill:
+    """Draws the tokens of `masked` (C, T) one at a time in random order, given those already there."""
     orders, uniforms = [], []
     for chain, generator in enumerate(generators):
         positions = masked[chain].nonzero()[:, 0].numpy()
         draws = generator.random((2, len(positions)))
         orders.append(positions[np.argsort(draws[0], kind="stable")])
         uniforms.append(draws[1])
-    for step in range(max(map(len, orders))):
-        size = torch.tensor([int(len(order) > step) for order in orders])
-        position = torch.tensor([order[step] if len(order) > step else 0 for order in orders])[:, None]
+    log_probs = torch.zeros(len(ids), dtype=torch.float64)
+    for step, (size, position) in enumerate(_places(orders)):
         uniform = torch.tensor([own[step] if len(own) > step else 0.0 for own in uniforms], dtype=torch.float64)
         # The positions still to be filled hold the mask token in `ids` itself.
-        ids = proposal.unconstrained(ids, position, size, uniform[:, None], target).ids
-    return ids
+        proposed = proposal.unconstrained(ids, position, size, uniform[:, None], target)
+        ids, log_probs = proposed.ids, log_probs + proposed.log_forward
+    return SequentialFill(ids, log_probs, orders)
+
+
+def sequential_log_probs(ids: Tensor, orders: list[NDArray], target: Target, proposal: BlockProposal) -> Tensor:
+    """(C,) log probabilities, float64, with which `fill_sequentially` draws the tokens of `ids` (C, T) in some orders.
+
+    Args:
+        orders: of each chain the columns that are filled.
+        proposal: one that may propose the token that is there.
+    """
+    masked = torch.zeros_like(ids, dtype=torch.bool)
+    for chain, order in enumerate(orders):
+        masked[chain, torch.from_numpy(order)] = True
+    log_probs, nothing = torch.zeros(len(ids), dtype=torch.float64), torch.zeros(len(ids), 1, dtype=torch.float64)
+    for size, position in _places(orders):
+        here = (size > 0)[:, None]
+        masked &= ~torch.zeros_like(masked).scatter(1, position, here)
+        shown = ids.masked_fill(masked, target.runner.mask_id)
+        log_probs += proposal.unconstrained(shown, position, size, nothing, target).log_reverse
+    return log_probs
+
+
+def _places(orders: list[NDArray]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each step how many positions of a chain are filled (C,), one or none, and which (C, 1)."""
+    for step in range(max(map(len, orders))):
+        yield (
+            torch.tensor([int(len(order) > step) for order in orders]),
+            torch.tensor([order[step] if len(order) > step else 0 for order in orders])[:, None],
+        )
+
+
+def sample_masks(
+    ids: Tensor, masked: Tensor, generators: list[np.random.Generator], target: Target, proposal: BlockProposal
+) -> Tensor:
+    """The ids (C, T) that `fill_sequentially` draws.
+
+    Different chains start from different places, which R-hat needs to mean anything.
+    """
+    return fill_sequentially(ids, masked, generators, target, proposal).ids
 
 
 def mask_predict(ids: Tensor, masked: Tensor, iterations: int, target: Target) -> tuple[Tensor, Tensor]:

@@ -164,13 +164,15 @@ def _checked_chain_rows(
     return rows
 
 
-def checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | None, num_chains: int) -> list[ChainKey]:
-    """The chains; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
-    if chain_keys is None:
-        chain_keys = [(prompt, chain) for prompt in range(prompts or 0) for chain in range(num_chains)]
-    given = listed(chain_keys) or []
+def checked_keys(
+    given: Sequence[tuple[int, int]] | None, prompts: int | None, count: int, of: str = "chain"
+) -> list[ChainKey]:
+    """The chains, or runs; prompts are numbers below `prompts`, or any from 0 up if that is `None`."""
+    if given is None:
+        given = [(prompt, number) for prompt in range(prompts or 0) for number in range(count)]
+    pairs = listed(given) or []
     keys, wrong = [], []
-    for pair in given:
+    for pair in pairs:
         numbers = wholes(pair)
         most = 2**63 if prompts is None else prompts  # the output holds them as int64
         if numbers is None or len(numbers) != 2 or numbers[0] >= most or numbers[1] >= 2**63:
@@ -180,8 +182,8 @@ def checked_keys(chain_keys: Sequence[tuple[int, int]] | None, prompts: int | No
     if wrong or not keys or len(set(keys)) != len(keys):
         allowed = "below 2**63" if prompts is None else f"below {prompts}"
         raise ValueError(
-            f"chain_keys must be different pairs (prompt {allowed}, chain below 2**63), at least one; "
-            f"got {shown(wrong[:3] or given[:3] or chain_keys)}"
+            f"{of}_keys must be different pairs (prompt {allowed}, {of} below 2**63), at least one; "
+            f"got {shown(wrong[:3] or pairs[:3] or given)}"
         )
     return keys
 

@@ -196,7 +196,7 @@ def _begin(
     check_avoid(model, config)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
-    return begun(chains, config, _target(model, chains, config, support, extra, token_budget), extra)
+    return begun(chains, config, model_target(model, chains, config, support, extra, token_budget), extra)
 
 
 def _resume(
@@ -209,10 +209,10 @@ def _resume(
 ) -> Job:
     run, config = resumed(path, asked, overrides, extra, model)
     support = proposal_support(model, config.suppress_tokens)
-    return going_on(run, config, lambda chains: _target(model, chains, config, support, extra, token_budget))
+    return going_on(run, config, lambda chains: model_target(model, chains, config, support, extra, token_budget))
 
 
-def _target(
+def model_target(
     model: EnergyModel,
     chains: Chains,
     config: ResolvedChainConfig,
@@ -220,6 +220,7 @@ def _target(
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> Target:
+    """What chains of a model are after, but for their constraints."""
     runner: Runner = model.masked_batch_runner(token_budget)
     if config.targets_energy and _masks_single_sites(config):
         dtype = torch.float64 if model.dtype == torch.float64 else torch.float32

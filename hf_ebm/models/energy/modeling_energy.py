@@ -47,7 +47,9 @@ from hf_ebm.models.energy.inputs import check_energy_inputs, check_masked_lm, ch
 from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapted
 from hf_ebm.models.energy.mutations_energy import score_variants
 from hf_ebm.models.energy.pair_energy import pair_joints
+from hf_ebm.models.energy.partition_energy import log_partition
 from hf_ebm.models.energy.scoring_energy import score, score_ids
+from hf_ebm.models.energy.smc_energy import sample_smc
 from hf_ebm.models.reranking import rerank
 from hf_ebm.registration import register
 from hf_ebm.sampling.configuration import ChainGenerationConfig
@@ -98,9 +100,11 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     generate = generate
     generate_from_sources = generate_from_sources
     fill = fill
+    log_partition = log_partition
     pair_joints = pair_joints
     score = score
     rerank = rerank
+    sample_smc = sample_smc
     score_ids = score_ids
     score_variants = score_variants
 
