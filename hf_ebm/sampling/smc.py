@@ -74,7 +74,12 @@ def conditional_ess(log_weights: Tensor, increments: Tensor) -> Tensor:
 
 
 def reweighting(change: Tensor, energies: Tensor) -> Tensor:
-    """(R, N) log factors of the weights when β of runs changes by `change` (R,); infinite energies weigh nothing."""
+    """(R, N) log factors of the weights when β of runs changes by `change` (R,); infinite energies weigh nothing.
+
+    Example:
+        >>> reweighting(torch.tensor([0.5]), torch.tensor([[2.0, torch.inf]]))
+        tensor([[-1., -inf]])
+    """
     return torch.where(energies < torch.inf, -change[:, None] * energies, -torch.inf)
 
 
@@ -96,7 +101,13 @@ def systematic(log_weights: Tensor, uniforms: Tensor, number: int | None = None)
 
 
 def adaptive(target_cess: float) -> Schedule:
-    """The first β has the largest effective sample size, the next ones a conditional one of `target_cess`."""
+    """The first β has the largest effective sample size, the next ones a conditional one of `target_cess`.
+
+    Example:
+        >>> zeros = torch.zeros(1, 2).double()
+        >>> round(float(adaptive(0.9)(1, zeros, torch.tensor([[0.0, 1.0]]).double(), zeros[:, 0])), 4)
+        0.6931
+    """
 
     def schedule(level: int, log_weights: Tensor, energies: Tensor, beta: Tensor) -> Tensor:
         if level == 0:
@@ -107,7 +118,13 @@ def adaptive(target_cess: float) -> Schedule:
 
 
 def fixed(ladders: Tensor) -> Schedule:
-    """The β of each run are given: (R, S), shorter ones repeat their last."""
+    """The β of each run are given: (R, S), shorter ones repeat their last.
+
+    Example:
+        >>> nothing = torch.empty(0)
+        >>> [float(fixed(torch.tensor([[0.5, 1.0]]))(level, nothing, nothing, nothing)) for level in range(2)]
+        [0.5, 1.0]
+    """
     return lambda level, log_weights, energies, beta: ladders[:, min(level, ladders.shape[1] - 1)]
 
 

@@ -30,7 +30,7 @@ OTHERS = [
 # by the guides.
 SHOWN_ELSEWHERE = {
     "drawn_fills", "encode_splits", "fill_energies", "independent_log_probs", "joint_log_probs", "joint_tables",
-    "further_of_fills", "length_limits", "substitution_scores",
+    "fill_sequentially", "further_of_fills", "length_limits", "sequential_log_probs", "substitution_scores",
     "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs", "slot_terms",
     "chain_generator", "check_run_fits", "compared_pairs", "conditional_log_probs", "contiguous", "decoded",
     "default_token_budget", "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs",
