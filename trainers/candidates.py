@@ -14,11 +14,12 @@ from transformers.utils import logging
 
 from hf_ebm.model_facts import generation_limit, special_ids
 from hf_ebm.objectives.losses import IGNORED
-from hf_ebm.objectives.sequence_costs import SequenceCost
+from hf_ebm.objectives.rewards import Decoded
 from hf_ebm.random_state import seeded
 from hf_ebm.renamed import renamed_attributes
 from hf_ebm.trainers.costs import COLUMNS, columns_at
 from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.rewards import RewardTerms, Scores
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decodes_as_scored
 from hf_ebm.trainers.targets import DEFAULT_LENGTH, check_logits_fit, decoding_length, length_terms, new_token_limit
 
@@ -43,7 +44,7 @@ class CandidateDecoder:
         trainer: whose model and processing class are used.
         args: its arguments.
         config: how is decoded; of its special tokens those that are open are the model's.
-        cost: of sequences.
+        rewards: of sequences; a cost is `-reward`.
         scores_its_samples: whether log probabilities must be those that samples are drawn by.
 
     Raises:
@@ -57,10 +58,10 @@ class CandidateDecoder:
         trainer: ObjectiveTrainer,
         args: TaskLossConfig,
         config: GenerationConfig,
-        cost: SequenceCost,
+        rewards: RewardTerms,
         scores_its_samples: bool,
     ):
-        self.trainer, self.args, self.config, self.cost = trainer, args, config, cost
+        self.trainer, self.args, self.config, self.rewards = trainer, args, config, rewards
         self.scores_its_samples = scores_its_samples
         self.end_ids = special_ids("eos_token_id", config, trainer.model)
         if not self.end_ids:
@@ -172,29 +173,37 @@ class CandidateDecoder:
 
     def costs(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> torch.Tensor:
         """Costs of sequences, each of a row of the batch: (N,) float32 on the device of the batch."""
-        references = [pairs.targets[row] for row in rows]
-        wanted = self.cost.parameters.takes("prompts")
-        if not pairs.prompts and self.cost.parameters.others.get("prompts"):
-            raise ValueError(f"inputs must have input_ids: the cost {self.cost.name!r} reads prompts")
-        prompts = [pairs.prompts[row] for row in rows] if wanted and pairs.prompts else None
-        columns = columns_at(pairs.columns, rows)
-        read = self._texts if self.cost.reads == "texts" else _lists
-        device = pairs.targets[0].device
-        with torch.autocast(device.type, enabled=False):  # a scorer computes as precisely in every objective
-            costs = self.cost(read(sequences), read(references), read(prompts) if prompts else None, columns)
-        return costs.to(device)
+        return self.scores(pairs, rows, sequences).costs.to(pairs.targets[0].device)
 
-    def _texts(self, sequences: list[torch.Tensor]) -> list[str]:
+    def scores(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> Scores:
+        """Rewards of sequences, each of a row of the batch, on the CPU."""
+        decoded = Decoded(
+            _lists(sequences),
+            _lists([pairs.targets[row] for row in rows]),
+            _lists([pairs.prompts[row] for row in rows]) if pairs.prompts else None,
+            columns_at(pairs.columns, rows),
+            self._texts if self.trainer.processing_class is not None else None,
+        )
+        # Models that score compute as precisely in every objective.
+        with torch.autocast(pairs.targets[0].device.type, enabled=False):
+            return self.rewards(decoded, rows)
+
+    def _texts(self, ids: list[list[int]]) -> list[str]:
         processing = self.trainer.processing_class
         decode = getattr(processing, "batch_decode", None)
         if decode is None:
             raise ValueError(f"processing_class must decode ids, got {type(processing).__name__}")
-        return decode(_lists(sequences), skip_special_tokens=True)
+        return decode(ids, skip_special_tokens=True)
 
     def candidate_costs(self, pairs: SequencePairs, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
-        """Costs of candidates, (B, S), 0 where a row has fewer."""
+        """Costs of candidates, (B, S), 0 where a row has fewer; what is to be logged of their rewards is."""
         rows = [row for row, found in enumerate(candidates) for _ in found]
-        return by_row(self.costs(pairs, rows, [ids for found in candidates for ids in found]), candidates)
+        scores, device = (
+            self.scores(pairs, rows, [ids for found in candidates for ids in found]),
+            pairs.targets[0].device,
+        )
+        self.trainer.add_terms(True, self.rewards.sums(scores, device, rows))
+        return by_row(scores.costs.to(device), candidates)
 
     def check_sampling(self) -> None:
         """Raises `ValueError` for several ids as the forced first or last token.

@@ -98,14 +98,16 @@ def rows_of(inputs: dict[str, Any], kept: torch.Tensor) -> dict[str, Any]:
     return rows
 
 
-def check_columns(trainer: Trainer, cost: str, parameters: NamedParameters, given: Collection[str] = ()) -> None:
-    """Raises `ValueError` if a cost reads columns of the data set that would be removed."""
+def check_columns(
+    trainer: Trainer, cost: str, parameters: NamedParameters, given: Collection[str] = (), kind: str = "cost"
+) -> None:
+    """Raises `ValueError` if a cost, or a reward, reads columns of the data set that would be removed."""
     there = _column_names(trainer.train_dataset)
     named = {name: needed for name, needed in parameters.others.items() if name not in given}
     read = [name for name, needed in named.items() if needed or name in there]
     if read and trainer.args.remove_unused_columns:
         raise ValueError(
-            f"remove_unused_columns must be False, got True: the cost {cost} reads {', '.join(read)} of the data"
+            f"remove_unused_columns must be False, got True: the {kind} {cost} reads {', '.join(read)} of the data"
         )
 
 

@@ -200,6 +200,8 @@ class MGSTrainer(TaskLossTrainer):
         """
         decoder, rows = self.candidates, list(range(len(pairs)))
         config = decoder.settings(pairs)
+        nothing = torch.zeros((), device=self.args.device)  # of processes that don't decode at θ
+        logged = dict.fromkeys(decoder.rewards.names(grouped=False), (nothing, nothing))
         density: Density = "full" if self.args.density == "full" else "given_noise"
         found = torch.zeros(len(candidates) + 1, 4, dtype=torch.float64)
         proposal = proposal_sums(directions, scales)
@@ -212,12 +214,16 @@ class MGSTrainer(TaskLossTrainer):
                     noise = perturb_(weights, originals, directions, scales, candidate, density)
                     found[task, 1] = log_proposal_density(candidate, noise, proposal, self.args.mixture, density)
                 decoded = [sequences[0] for sequences in decoder.decode(pairs, config, seed)]
-                found[task, 0] = decoder.costs(pairs, rows, decoded).double().mean()
+                scores = decoder.scores(pairs, rows, decoded)
+                found[task, 0] = scores.costs.double().mean()
+                if not task:
+                    logged = decoder.rewards.sums(scores, self.args.device)
                 lengths = decoder.length_terms(decoded, config).values()
                 found[task, 2:] = torch.stack([total / count for total, count in lengths])
         finally:
             for weight, original in zip(weights, originals, strict=True):
                 weight.copy_(original)
+        self.add_terms(True, logged)
         return self.accelerator.reduce(found.to(self.args.device), "sum").cpu()
 
     def _log_search(self, found: torch.Tensor, weights: torch.Tensor, from_likelihood: torch.Tensor) -> None:

@@ -15,16 +15,19 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_utils import align_special_tokens
 
-from hf_ebm.checks import as_callables, as_number
+from hf_ebm.checks import as_callables, as_list, as_number, as_string, check_choice, shown
 from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
 from hf_ebm.model_modes import encodes_ids
 from hf_ebm.objectives.completions import pad_right
 from hf_ebm.objectives.losses import IGNORED
+from hf_ebm.objectives.rewards import GIVEN, CostReward, RewardFunction
 from hf_ebm.objectives.sequence_costs import SequenceCost, as_cost
 from hf_ebm.renamed import renamed_attributes
 from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
 from hf_ebm.trainers.costs import check_columns
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
+from hf_ebm.trainers.reward_functions import as_rewards
+from hf_ebm.trainers.rewards import ERRORS, RewardTerms, with_deviations
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.targets import (
@@ -46,16 +49,29 @@ class TaskLossConfig(GenerationTrainingConfig):
 
     Args:
         cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
+        reward_funcs: names of rewards, in place of a cost, as of `hf_ebm.trainers.reward_functions.as_rewards`; a
+            trainer takes functions, models and metrics as well. More is better; the cost is minus their weighted sum.
+        reward_weights: one for each; by default 1.
+        reward_errors: `"raise"` where a reward function raises or returns something else than a finite number or None
+            for each completion, or `"skip"`: what it could not say counts as the mean of what it said of the row's
+            other candidates, so that this one gains and loses nothing by it (of the batch's, where there is none; where
+            there is none either, the function is left out of the sums), and the share is logged.
         max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
             2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
             else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
 
     Raises:
-        ValueError: for an unknown cost or a ratio that isn't positive.
+        ValueError: for an unknown cost, one beside rewards, another value of `reward_errors`, or a ratio that isn't
+            positive.
     """
 
     no_sharding: ClassVar[str] = "processes decode other numbers of steps, each of which would wait for all of them"
     cost: str = field(default="edit_distance", metadata={"help": "Name of the cost that is minimized."})
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Rewards in place of the cost: neg_COST, a metric of evaluate, a reward model."}
+    )
+    reward_weights: list[float] | None = field(default=None, metadata={"help": "A weight for each reward; default: 1."})
+    reward_errors: str = field(default="raise", metadata={"help": "Of a reward function: raise, or skip and count."})
     max_length_ratio: float = field(
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
     )
@@ -65,6 +81,13 @@ class TaskLossConfig(GenerationTrainingConfig):
         if not isinstance(self.cost, str):
             raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
         as_cost(self.cost)
+        check_choice("reward_errors", self.reward_errors, ERRORS)
+        if self.reward_funcs is not None:
+            self.reward_funcs = [
+                as_string("reward_funcs", name) for name in as_list("reward_funcs", self.reward_funcs, "names")
+            ]
+            if self.cost != TaskLossConfig.cost:
+                raise ValueError(f"cost and reward_funcs must not both be given, got {self.cost!r} beside rewards")
         self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
 
 
@@ -87,10 +110,20 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         cost: a name, or a callable `cost(predictions, references) -> (B,)`; see `hf_ebm.objectives.sequence_costs`.
             In place of `args.cost`. It also gets what else it has a parameter for by name: `prompts`, and with
             `remove_unused_columns=False` every column of the data set that the model's forward doesn't take.
+        reward_funcs: one or a list, in place of `args.reward_funcs` and of a cost: functions, async ones too, names,
+            sequence classifiers with one label, metrics of `evaluate`; see
+            `hf_ebm.trainers.reward_functions.as_rewards`. A function is given what it has parameters for by name:
+            `completions`, `prompts`, `references` (texts), `completion_ids`, `prompt_ids`, `reference_ids`, and columns
+            as a cost is; it returns a number for each completion, or None where it has nothing to say and is left out
+            of the sum. Of rewards are logged
+            `rewards/NAME/mean` and `/std` of each, and `reward`, the mean of the sums; in training `reward_std` (mean
+            deviation among the candidates of a row) and `frac_reward_zero_std` (share of rows where it is 0).
+            Deviations are those of the population.
 
     Raises:
-        ValueError: for a model that cannot decode or has no end token, a cost that reads texts without a
-            `processing_class`, several GPUs in one process, and what `ObjectiveTrainer` refuses.
+        ValueError: for a model that cannot decode or has no end token, a cost or a reward that reads texts without a
+            `processing_class`, both a cost and rewards, several GPUs in one process, and what `ObjectiveTrainer`
+            refuses.
     """
 
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
@@ -100,7 +133,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     needs_every_row = True
     reads_columns: ClassVar[bool | None] = True
     scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
-    evaluated_terms = ("cost", "decoded_length", "cut_share")
+    evaluated_terms: tuple[str, ...] = ("cost", "decoded_length", "cut_share")
 
     @takes_stock_arguments
     def __init__(
@@ -109,9 +142,12 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         args: TaskLossConfig | None = None,
         *,
         cost: str | Callable | SequenceCost | None = None,
+        reward_funcs: Any = None,
         **kwargs: Unpack[StockArguments],
     ):
-        self._given_cost = cost
+        if cost is not None and (reward_funcs is not None or getattr(args, "reward_funcs", None) is not None):
+            raise ValueError(f"cost and reward_funcs must not both be given, got {shown(cost)} beside rewards")
+        self._given_cost, self._given_rewards = cost, reward_funcs
         self._own_generation_config = getattr(model, "generation_config", None)  # which the stock trainer replaces
         self._own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # as well
         super().__init__(model, args, **kwargs)
@@ -129,12 +165,34 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
                     setattr(decoding, name, getattr(own, name))
         if self._own_use_cache is not None:  # whether to cache is said in every call here
             self.model.config.use_cache = self._own_use_cache
-        cost = as_cost(self.args.cost if self._given_cost is None else self._given_cost)
-        check_columns(self, cost.name, cost.parameters, ("prompts",))
-        if cost.reads == "texts" and self.processing_class is None:
-            raise ValueError(f"processing_class must be given: the cost {cost.name!r} reads texts")
+        rewards = self._reward_terms()
+        if rewards.needs_texts and self.processing_class is None:
+            kind = "reward" if rewards.logs else "cost"
+            raise ValueError(f"processing_class must be given: the {kind} {rewards.needs_texts[0]!r} reads texts")
+        self.evaluated_terms = (*type(self).evaluated_terms, *rewards.names(grouped=False))
         self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
-        self.candidates = CandidateDecoder(self, self.args, decoding, cost, self.scores_its_samples)
+        self.candidates = CandidateDecoder(self, self.args, decoding, rewards, self.scores_its_samples)
+
+    def _reward_terms(self) -> RewardTerms:
+        """The reward functions; a cost is one, and isn't logged by name."""
+        args = self.args
+        given = args.reward_funcs if self._given_rewards is None else self._given_rewards
+        terms: list[RewardFunction | CostReward]
+        if given is None:
+            cost = as_cost(args.cost if self._given_cost is None else self._given_cost)
+            terms = [CostReward(cost.name, cost)]
+        else:
+            terms = as_rewards(given, self.model.config.is_encoder_decoder, args.device)
+        for term in terms:
+            of_cost = isinstance(term, CostReward)
+            check_columns(
+                self, term.name, term.parameters, ("prompts",) if of_cost else GIVEN, "cost" if of_cost else "reward"
+            )
+        return RewardTerms(terms, args.reward_weights, args.reward_errors, logs=given is not None)
+
+    @classmethod
+    def derived_logs(cls, averages: dict[str, float]) -> dict[str, float]:
+        return with_deviations(super().derived_logs(averages))
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Sequence-to-sequence and causal models."""
@@ -188,7 +246,11 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         config = candidates.settings(pairs)
         self._decoded = [found[0] for found in candidates.decode(pairs, config)]
         count = torch.tensor(len(pairs), device=log_probs.device)
-        logged = {"cost": (candidates.costs(pairs, rows, self._decoded).sum(), count)}
+        scores = candidates.scores(pairs, rows, self._decoded)
+        logged = {
+            "cost": (scores.costs.sum().to(count.device), count),
+            **candidates.rewards.sums(scores, count.device),
+        }
         logged |= candidates.length_terms(self._decoded, config)
         tokens = torch.tensor(sum(map(len, pairs.targets)), device=log_probs.device)
         return LossTerms(-log_probs.sum(), tokens, logged)

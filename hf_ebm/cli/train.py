@@ -65,6 +65,7 @@ from hf_ebm.trainers import (
     SoftBeamTrainer,
 )
 from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.reward_functions import NEGATIVE
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.targets import new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
@@ -127,9 +128,10 @@ def train(argv: list[str]) -> None:
     if issubclass(config_class, TaskLossConfig):
         arguments.append(ScorerArguments)
         about = (
-            f"{description}; --cost is one of {', '.join(COSTS)}. Of a causal model sources are the prompts that "
-            "targets continue. Decoding ends at max_length_ratio times the longest target of a batch, and before where "
-            "the generation_config (of the model, or given) has a max_new_tokens or max_length."
+            f"{description}; --cost is one of {', '.join(COSTS)}. --reward_funcs are rewards in its place: one of "
+            f"these after {NEGATIVE}, a metric of evaluate, or a reward model. Of a causal model sources are the "
+            "prompts that targets continue. Decoding ends at max_length_ratio times the longest target of a batch, and "
+            "before where the generation_config (of the model, or given) has a max_new_tokens or max_length."
         )
     which, data, config, *scorer = parse(arguments, argv[1:], f"train {argv[0]}", about)
     scorer_model = scorer[0].scorer_model if scorer else None
@@ -217,8 +219,10 @@ def _check(
 ) -> None:
     """Refuses what the Trainer would find out after training, or never."""
     cost = config.cost if isinstance(config, TaskLossConfig) else TaskLossConfig.cost
-    if scorer_model is not None and cost != TaskLossConfig.cost:
-        raise ValueError(f"scorer_model and cost must not both be given, got {scorer_model!r} and {cost!r}")
+    rewards = config.reward_funcs if isinstance(config, TaskLossConfig) else None
+    for name, other in (("cost", None if cost == TaskLossConfig.cost else cost), ("reward_funcs", rewards)):
+        if scorer_model is not None and other is not None:
+            raise ValueError(f"scorer_model and {name} must not both be given, got {scorer_model!r} and {other!r}")
     if config.do_predict:
         raise ValueError("do_predict is no option here; evaluate on another split with eval_split or eval_file")
     if config.predict_with_generate and not evaluate:
@@ -229,10 +233,10 @@ def _check(
         return
     generated, name = metric_names(task), config.metric_for_best_model.removeprefix("eval_")
     logged = trainer_class.derived_logs(dict.fromkeys(trainer_class.evaluated_terms, 0.0))
-    if name not in ("loss", *logged, *generated):
+    known = ("loss", *logged, *(() if rewards is None else ("reward",)), *generated)
+    if name not in known:
         raise ValueError(
-            f"metric_for_best_model must be one of {', '.join(('loss', *logged, *generated))}, got "
-            f"{config.metric_for_best_model!r}"
+            f"metric_for_best_model must be one of {', '.join(known)}, got {config.metric_for_best_model!r}"
         )
     if name in generated and not config.predict_with_generate:
         raise ValueError(f"metric_for_best_model {name!r} is of generated outputs; add --predict_with_generate")

@@ -1,7 +1,8 @@
 """Training objectives as pure functions on tensors; import from the modules.
 
 `losses` of tokens, candidates and energies, with estimates of log Z; `mgs`, a search of parameters; `costs` says what a
-cost is, `sequence_costs` are those with names; `completions` are prompts and what follows them as rows.
+cost is, `sequence_costs` are those with names; `rewards`, larger is better, are called by keywords and added up;
+`completions` are prompts and what follows them as rows.
 """
 
 from hf_ebm.renamed import rename_modules

@@ -24,7 +24,7 @@ class NamedParameters(NamedTuple):
     """The parameters of a function.
 
     Attributes:
-        first: names of its first two, which are given by their place.
+        first: names of its first two, which are given by their place (of a reward function none).
         others: of the others that can be given by name, whether they have to be.
         any_name: whether it takes every other name as well.
     """
@@ -34,18 +34,18 @@ class NamedParameters(NamedTuple):
     any_name: bool
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> NamedParameters:
+    def of(cls, function: Callable[..., Any], placed: int = 2) -> NamedParameters:
         """Those of a function or a callable object; of a module, whose call takes anything, those of its forward."""
         function = function.forward if isinstance(function, nn.Module) else function
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # some callables written in C have no signature
             return cls([], {}, False)
-        placed = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-        named = [*(one for one in placed[2:] if one.kind != one.POSITIONAL_ONLY)]
+        ordered = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        named = [*(one for one in ordered[placed:] if one.kind != one.POSITIONAL_ONLY)]
         named += [one for one in parameters if one.kind == one.KEYWORD_ONLY]
         return cls(
-            [one.name for one in placed[:2]],
+            [one.name for one in ordered[:placed]],
             {one.name: one.default is one.empty for one in named},
             any(one.kind == one.VAR_KEYWORD for one in parameters),
         )
@@ -60,12 +60,12 @@ class NamedParameters(NamedTuple):
 
 
 def columns_for(
-    cost: str, parameters: NamedParameters, columns: Mapping[str, Any], given: Collection[str] = ()
+    cost: str, parameters: NamedParameters, columns: Mapping[str, Any], given: Collection[str] = (), kind: str = "cost"
 ) -> dict[str, Any]:
-    """Those of the columns that a cost reads.
+    """Those of the columns that a cost or a reward, by its `kind`, reads.
 
     Args:
-        cost: what the cost is called.
+        cost: what it is called.
         columns: values of each row, by name.
         given: what the cost gets under its name whatever the columns are.
 
@@ -79,12 +79,12 @@ def columns_for(
     """
     for name in columns:
         if name in parameters.first or name in given:
-            raise ValueError(f"columns must not be called {name!r}, under which the cost {cost} gets something else")
+            raise ValueError(f"columns must not be called {name!r}, under which the {kind} {cost} gets something else")
     for name in parameters.needed(given):
         if name not in columns:
             found = ", ".join(columns) or "none"
             raise ValueError(
-                f"the cost {cost} reads the column {name!r} of the data set, which has beside the model's {found}"
+                f"the {kind} {cost} reads the column {name!r} of the data set, which has beside the model's {found}"
             )
     return {name: values for name, values in columns.items() if parameters.takes(name)}
 
@@ -115,6 +115,12 @@ class SequenceCost:
     def parameters(self) -> NamedParameters:
         """What the function takes by name."""
         return NamedParameters.of(self.function)
+
+    @property
+    def needs_references(self) -> bool:
+        """Whether the function's second parameter has no default."""
+        named = NamedParameters.of(self.function, placed=1).others
+        return all(named.get(name, True) for name in self.parameters.first[1:])
 
     @torch.no_grad()
     def __call__(

@@ -147,6 +147,41 @@ def test_evaluation_is_that_of_a_plain_loop_on_the_saved_model(objective, folder
 
 
 @pytest.mark.parametrize("objective", KINDS)
+def test_rewards_by_name_are_negative_costs(objective, folder, gpt2, tmp_path, capsys):
+    """Weighted, they make up the cost; the best model is that of the highest reward."""
+    found = []
+    for name, options in (
+        ("cost", ["--cost", "edit_distance", "--metric_for_best_model", "cost"]),
+        (
+            "rewards",
+            ["--reward_funcs", "neg_edit_distance", "neg_repetition", "--reward_weights", "1", "0",
+             "--metric_for_best_model", "reward"],
+        ),
+    ):  # fmt: skip
+        best = ["--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "1", "--save_steps", "1"]
+        output = tmp_path / name
+        run(
+            "train",
+            objective,
+            "--task",
+            folder,
+            "--model_name_or_path",
+            gpt2,
+            *QUICK,
+            *best,
+            *options,
+            "--output_dir",
+            output,
+        )
+        found.append((result(capsys), load_file(output / "model.safetensors")))
+    (of_cost, weights), (of_rewards, others) = found
+    assert of_rewards["eval_reward"] == pytest.approx(-of_cost["eval_cost"])
+    assert of_rewards["eval_rewards/neg_edit_distance/mean"] == of_rewards["eval_reward"]
+    assert "eval_rewards/neg_repetition/std" in of_rewards and "eval_reward" not in of_cost
+    assert all(torch.equal(weights[name], value) for name, value in others.items())
+
+
+@pytest.mark.parametrize("objective", KINDS)
 def test_padding_changes_nothing(objective, folder, tmp_path, capsys):
     """Padding on either side, with a token of its own or with the end token, which stays undeclared.
 
@@ -369,6 +404,12 @@ REFUSED = {
     "minimum-risk --sharpness 0": "sharpness must be a number above 0",
     "policy-gradient --baseline none": "baseline must be one of 'self_critical', 'running_mean', ",
     "mgs --scorer_model {d}/gpt2 --cost repetition": "scorer_model and cost must not both be given",
+    "mgs --scorer_model {d}/gpt2 --reward_funcs neg_repetition": "scorer_model and reward_funcs must not both be given",
+    "mgs --cost repetition --reward_funcs neg_repetition": "cost and reward_funcs must not both be given",
+    "mgs --reward_funcs repetition": "must be 'neg_repetition'",
+    "mgs --reward_funcs neg_repetition --reward_weights 1 2": "reward_weights must be 1",
+    "mgs --metric_for_best_model reward": "must be one of loss, cost, decoded_length",
+    "mgs --task {d}/blank.jsonl --reward_funcs neg_phoneme_error": "target of row 1 of split 'train' must hold",
     "mgs --scorer_model {d}/symbols": "scorer_model must have the vocabulary of the model that is trained, which has",
     "mgs --scorer_model {d}/bart": "scorer_model must be causal like the model that is trained",
     "mgs --scorer_model {d}/mlm": "scorer_model: '{d}/mlm' of the type 'bert' must be causal",

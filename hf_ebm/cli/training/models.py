@@ -32,6 +32,7 @@ from hf_ebm.models.lstm import LSTMSeq2SeqConfig, LSTMSeq2SeqForConditionalGener
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.sequence_costs import COSTS
 from hf_ebm.trainers.costs import ScorerCost
+from hf_ebm.trainers.reward_functions import NEGATIVE
 from hf_ebm.trainers.targets import decoding_length, new_token_limit
 from hf_ebm.trainers.task_loss import TaskLossConfig
 
@@ -281,14 +282,17 @@ def scorer_cost(
 
 
 def check_targets(config: TaskLossConfig, pairs: DatasetDict) -> None:
-    """Raises `ValueError` for a target without a symbol, where the cost compares texts."""
-    if COSTS[config.cost].reads != "texts":
+    """Raises `ValueError` for a target without a symbol, where a cost compares texts."""
+    names = [config.cost] if config.reward_funcs is None else config.reward_funcs
+    costs = [COSTS.get(name.removeprefix(NEGATIVE)) for name in names]
+    compared = next((cost.name for cost in costs if cost is not None and cost.reads == "texts"), None)
+    if compared is None:
         return
     for split, rows in pairs.items():
         for number, text in enumerate(rows["target"]):
             if not text.split():
                 raise ValueError(
-                    f"target of row {number} of split {split!r} must hold a symbol for the cost {config.cost!r}, got "
+                    f"target of row {number} of split {split!r} must hold a symbol for the cost {compared!r}, got "
                     f"{text!r}"
                 )
 
