@@ -11,33 +11,52 @@ from torch import Tensor
 
 from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, GradientProposal, state_at, step
 from benchmarks.loops import CarefulLoop
-from benchmarks.mixing_targets import MaskedTarget
+from benchmarks.mixing_targets import LatticeTarget, Target
 
 
 class Draws(NamedTuple):
-    """What a sampler has made of C chains, D draws each, of the target's L free positions.
+    """What a sampler has made: C chains, D draws each, or C runs of D weighted particles, of L free positions.
 
     Attributes:
         energies: (C, D) float64.
         states: (C, D, L) tokens at the free positions.
         changed: tokens changed by accepted proposals, those between two draws included.
         rows: masked rows run.
+        log_weights: (C, D) of particles.
     """
 
     energies: Tensor
     states: Tensor
     changed: int
     rows: int
+    log_weights: Tensor | None = None
 
 
 # `(target, start (C, T), rows, seed) -> draws`: runs chains from a start until about so many rows are spent.
-Sampler = Callable[[MaskedTarget, Tensor, int, int], Draws]
+Sampler = Callable[[Target, Tensor, int, int], Draws]
 
 
-def careful_loop(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> Draws:
+class LatticeLoop(CarefulLoop):
+    """The careful loop on a lattice: a site's new state is drawn from all, and a row is an energy."""
+
+    def __init__(self, target: LatticeTarget, seed: int):
+        super().__init__(None, 0, target.columns, torch.ones(len(target.words), dtype=torch.bool), seed)
+        self.target = target
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return torch.zeros(*ids.shape, len(self.target.words))
+
+    def energy(self, ids: Tensor) -> Tensor:
+        self.rows += len(ids)
+        return self.target.lattice(ids)
+
+
+def careful_loop(target: Target, start: Tensor, rows: int, seed: int) -> Draws:
     """Single sites as people write them: see `benchmarks.loops`."""
-    model = target.model
-    loop = CarefulLoop(model.mlm, model.config.mask_token_id, target.columns, target.support, seed)
+    if isinstance(target, LatticeTarget):
+        loop = LatticeLoop(target, seed)
+    else:
+        loop = CarefulLoop(target.model.mlm, target.model.config.mask_token_id, target.columns, target.support, seed)
     energies, states, changed = loop.run(start, rows)
     return Draws(energies, states[..., target.columns], changed, loop.rows)
 
@@ -45,7 +64,7 @@ def careful_loop(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> D
 def chains(**settings) -> Sampler:
     """`generate` with these settings; a draw is an epoch."""
 
-    def sample(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> Draws:
+    def sample(target: Target, start: Tensor, rows: int, seed: int) -> Draws:
         states: list[Tensor] = []
         most = max(8, rows // len(start))  # where next to nothing costs rows
         with target.counted() as count:
@@ -54,7 +73,7 @@ def chains(**settings) -> Sampler:
                 states.append(ids[:, target.columns].clone())
                 return torch.full((len(ids),), count["rows"] >= rows or len(states) >= most)
 
-            given = {**target.inputs(start), **target.settings, **settings}
+            given = {**target.inputs(start), **settings, **target.settings}
             out = target.model.generate(num_epochs=100_000, seed=seed, stopping_criteria=[spent], **given)
         return Draws(out.trace.energy, torch.stack(states, 1), int(out.trace.tokens_changed.sum()), count["rows"])
 
@@ -70,10 +89,10 @@ def by_gradients(proposal_of: Callable[[], GradientProposal], every: Callable[[i
         every: of the number of free positions, after how many steps a draw is taken.
     """
 
-    def sample(target: MaskedTarget, start: Tensor, rows: int, seed: int) -> Draws:
+    def sample(target: Target, start: Tensor, rows: int, seed: int) -> Draws:
         generator, proposal = torch.Generator().manual_seed(seed), proposal_of()
         length = len(target.columns)
-        each = 2 * length * len(start)
+        each = 2 * target.rows_each * len(start)
         state = state_at(torch.searchsorted(target.words, start[:, target.columns]), target.energy_and_gradient)
         energies, states, changed, count = [], [], 0, each
         while count < rows:
@@ -92,6 +111,9 @@ def by_gradients(proposal_of: Callable[[], GradientProposal], every: Callable[[i
 
 _BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
 
+# Those that need a masked language model.
+OF_MASKED_MODELS: set[str] = set()
+
 # Every sampler there is, the one that others are compared with first. An entry is all that a new one needs.
 SAMPLERS: dict[str, Sampler] = {
     "careful loop": careful_loop,
@@ -107,3 +129,8 @@ SAMPLERS: dict[str, Sampler] = {
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),
     "discrete Langevin": by_gradients(lambda: DiscreteLangevin(0.2), every=lambda length: 1),
 }
+
+
+def applies(sampler: str, target: Target) -> bool:
+    """Whether a sampler has moves for a target."""
+    return sampler not in OF_MASKED_MODELS or not isinstance(target, LatticeTarget)

@@ -10,15 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from examples.reactions import save_checkpoint
-from hf_ebm import EnergyModel
+from hf_ebm import EnergyModel, EnergyTarget
 from hf_ebm.assets import load_embedded
-from hf_ebm.exact import ExactDistribution, enumerate_distribution
+from hf_ebm.exact import energies_from_contexts
+from hf_ebm.lattices import Lattice, ising, potts
 from hf_ebm.models.energy.chains import proposal_support
 
 
@@ -31,7 +33,7 @@ class MaskedTarget:
         prompt: (1, T) ids with a mask at each free position.
         token: the token whose share of the free positions is estimated.
         only: the tokens that free positions may hold, by default all that may be proposed.
-        is_enumerable: whether `exact` is feasible.
+        is_enumerable: whether all sequences can be listed.
     """
 
     model: EnergyModel
@@ -44,6 +46,11 @@ class MaskedTarget:
     def columns(self) -> list[int]:
         """The free positions."""
         return (self.prompt[0] == self.model.config.mask_token_id).nonzero()[:, 0].tolist()
+
+    @property
+    def rows_each(self) -> int:
+        """Rows of an energy."""
+        return len(self.columns)
 
     @cached_property
     def settings(self) -> dict:
@@ -65,11 +72,6 @@ class MaskedTarget:
     def starts(self, chains: int, seed: int) -> Tensor:
         """(C, T) filled by the model and an epoch old, which no sampler pays for."""
         return self.model.generate(self.prompt, num_chains=chains, num_epochs=1, seed=seed, **self.settings).sequences
-
-    def energy(self, ids: Tensor) -> Tensor:
-        """(n,) energies of ids (n, T), float64."""
-        with torch.no_grad():
-            return self.model(**self.inputs(ids)).energy.double()
 
     @cached_property
     def words(self) -> Tensor:
@@ -98,17 +100,29 @@ class MaskedTarget:
         gradient = terms.view(-1, length, len(self.words)) + through_others[:, self.columns] @ table[self.words].T
         return energy.detach(), gradient.detach().double()
 
-    def exact(self) -> ExactDistribution | None:
-        """The law by enumeration of what stands at the free positions, where that is feasible."""
+    def energies(self) -> Tensor:
+        """Of all sequences, (W,) * L: a row for each context of each position, `L W^(L-1)`."""
+        tables, length = [], len(self.columns)
+        contexts = torch.cartesian_prod(*[self.words] * (length - 1))
+        for column in self.columns:
+            ids = self.prompt.repeat(len(contexts), 1)
+            ids[:, [other for other in self.columns if other != column]] = contexts
+            with torch.no_grad():
+                found = [self.model.mlm(input_ids=part).logits[:, column] for part in ids.split(1024)]
+            tables.append(torch.cat([part.log_softmax(-1)[:, self.words].double() for part in found]))
+        return energies_from_contexts(tables)
+
+    def known(self) -> tuple[float, float, str] | None:
+        """Mean energy and the token's share, and how they are known; `None` if they can't be."""
         if not self.is_enumerable:
             return None
-
-        def energy(words: Tensor) -> Tensor:
-            ids = self.prompt.repeat(len(words), 1)
-            ids[:, self.columns] = words
-            return self.energy(ids)
-
-        return enumerate_distribution(energy, self.words.tolist(), len(self.columns), chunk_size=2048)
+        energies, length = self.energies(), len(self.columns)
+        law = (energies - energies.min()).neg().exp()
+        law /= law.sum()
+        marginals = [law.movedim(place, 0).flatten(1).sum(1) for place in range(length)]
+        share = torch.stack(marginals).mean(0)[self.words == self.token]
+        rows = length * len(self.words) ** (length - 1)
+        return float((law * energies).sum()), float(share), f"enumeration, {rows:,} rows"
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
@@ -123,6 +137,66 @@ class MaskedTarget:
             yield count
         finally:
             hook.remove()
+
+
+class LatticeTarget:
+    """`exp(-E)` of a lattice of which means are known; a row is a sequence whose energy is evaluated.
+
+    Args:
+        lattice: its energy.
+        token: the state whose share of the sites is estimated.
+    """
+
+    rows_each = 1
+    # There are no token terms to decide on first.
+    settings: ClassVar[dict] = {"delayed_acceptance": None}
+
+    def __init__(self, lattice: Lattice, token: int = 0):
+        self.lattice, self.token = lattice, token
+        self.columns, self.words = list(range(lattice.length)), torch.arange(lattice.states)
+        self.count = Counter[str]()
+        self.model = EnergyTarget(self.energy, self.words.tolist(), lattice.length)
+
+    def inputs(self, ids: Tensor) -> dict[str, Tensor]:
+        """Of `generate`, for chains that start at `ids` (C, T)."""
+        return {"input_ids": ids}
+
+    def starts(self, chains: int, seed: int) -> Tensor:
+        """(C, T) states at random."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(self.lattice.states, (chains, self.lattice.length), generator=generator)
+
+    def energy(self, ids: Tensor) -> Tensor:
+        """(n,) energies of ids (n, T), float64, counted."""
+        self.count["rows"] += len(ids)
+        return self.lattice(ids)
+
+    def energy_and_gradient(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies (n,) and their gradients (n, T, K) at one-hot states."""
+        lattice = self.lattice
+        with torch.enable_grad():
+            grid = torch.nn.functional.one_hot(ids, lattice.states).double().unflatten(1, lattice.field.shape[:2])
+            grid.requires_grad_()
+            across, down = ((grid.roll(-1, axis) @ lattice.pair * grid).sum(-1) for axis in (2, 1))
+            if not lattice.periodic:
+                across, down = across[:, :, :-1], down[:, :-1]
+            energy = -(across.sum((1, 2)) + down.sum((1, 2)) + (grid * lattice.field).sum((1, 2, 3)))
+            (gradient,) = torch.autograd.grad(energy.sum(), grid)
+        return energy.detach(), gradient.flatten(1, 2)
+
+    def known(self) -> tuple[float, float, str]:
+        """As for a masked model."""
+        share = float(self.lattice.marginals()[:, self.token].mean())
+        return float(self.lattice.mean_energy()), share, "transfer matrix"
+
+    @contextmanager
+    def counted(self) -> Iterator[Counter[str]]:
+        """Counts the sequences whose energy is evaluated, as `rows`."""
+        self.count.clear()
+        yield self.count
+
+
+Target = MaskedTarget | LatticeTarget
 
 
 @cache
@@ -181,10 +255,12 @@ def toy(sharpness: float) -> MaskedTarget:
 
 
 # Every target there is, made when it is asked for. An entry is all that a new one needs.
-TARGETS: dict[str, Callable[[], MaskedTarget]] = {
+TARGETS: dict[str, Callable[[], Target]] = {
     "toy": lambda: toy(0.3),
     "sharp toy": lambda: toy(0.6),
-    "embedded 4 of 16 words": lambda: embedded_of_few_words(4, 16),
+    **{f"embedded 4 of {words} words": lambda words=words: embedded_of_few_words(4, words) for words in (16, 32)},
     **{f"embedded {length}": lambda length=length: embedded(length) for length in (4, 8, 12, 32)},
     **{f"reaction {masked}": lambda masked=masked: reaction(masked) for masked in (4, 8, 12)},
+    "Ising 10x10": lambda: LatticeTarget(ising(10, 10, strength=0.2)),
+    "Potts 10x10, 3 states": lambda: LatticeTarget(potts(10, 10, states=3, strength=0.4)),
 }

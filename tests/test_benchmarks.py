@@ -10,11 +10,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import design, gpu, mixing, pair_joints
+from benchmarks import design, gpu, mixing, mixing_targets, pair_joints
 from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, state_at, step
 from benchmarks.loops import CarefulLoop, PlainLoop
-from benchmarks.mixing import tokens_kept
+from benchmarks.mixing_measures import over_chains, reference_of, rows_to, tokens_kept
+from benchmarks.mixing_samplers import SAMPLERS
 from hf_ebm import EnergyModel
+from hf_ebm.lattices import ising, potts
 from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.conftest import plain_token_energies, tiny_energy_model
 from tests.sampling.oracle import total_variation_limit
@@ -54,16 +56,58 @@ def test_runs_of_mixing_accumulate_and_are_held_against_the_exact_law(tmp_path, 
 
     first, _ = tables("--samplers", "careful loop")
     found, shown = tables("--samplers", "careful loop", "pairs")
-    assert found[:1] == first and [line["sampler"] for line in found] == ["careful loop", "pairs"]
-    assert all(600 <= line["rows"] < 900 and line["r_hat"] > 0 and line["commit"] for line in found)
-    reference = mixing.reference_of("toy", found)
+    assert found[:2] == first and [line.get("sampler") for line in found] == [None, "careful loop", "pairs"]
+    assert all(600 <= line["rows"] < 900 and line["r_hat"] > 0 and line["commit"] for line in found[1:])
+    assert reference_of("toy", 600, found)[:4] == (found[0]["known"][0], 0, found[0]["known"][1], 0)
+    assert "enumeration, 2,048 rows" in shown and shown.count("| toy |") == 7
+
+
+def test_what_is_known_of_a_toy_is_by_its_energies():
     law = mixing.target_of("toy")
-    independent = law.exact().sample(4000, torch.Generator().manual_seed(0))
-    assert float((independent == law.token).double().mean()) == pytest.approx(reference.share, abs=0.01)
-    rows = torch.cat([torch.tensor([[1]]).expand(50, 1), independent[:50], torch.tensor([[2]]).expand(50, 1)], 1)
-    expected = [sum(plain_token_energies(law.model, ids, [1, 2, 3, 4])) for ids in rows]
-    assert law.energy(rows).tolist() == pytest.approx(expected, abs=1e-4)
-    assert "enumeration" in shown and shown.count("| toy |") == 5
+    energies = law.energies()
+    assert energies.shape == (8,) * 4
+    for place in ((0, 1, 2, 3), (7, 7, 0, 5), (3, 0, 0, 6)):
+        ids = torch.tensor([1, *law.words[list(place)], 2])
+        assert float(energies[place]) == pytest.approx(
+            sum(plain_token_energies(law.model, ids, [1, 2, 3, 4])), abs=1e-4
+        )
+    p = (-energies).flatten().softmax(0)
+    words = torch.cartesian_prod(*[law.words] * 4)
+    share = float(p @ (words == law.token).double().mean(1))
+    assert law.known()[:2] == pytest.approx((float(p @ energies.flatten()), share))
+
+
+def test_the_gradient_of_a_lattice_is_what_a_changed_site_gains():
+    """Its energy is linear in each site's one-hot state."""
+    law = mixing_targets.LatticeTarget(potts(3, 4, states=3, strength=0.7, field=torch.rand(3, 4, 3).double()))
+    ids = law.starts(5, seed=0)
+    energy, gradient = law.energy_and_gradient(ids)
+    assert torch.allclose(energy, law.lattice(ids))
+    for site, state in ((0, 2), (5, 0), (11, 1)):
+        changed = ids.clone()
+        changed[:, site] = state
+        gained = gradient[:, site, state] - gradient[:, site].gather(1, ids[:, site : site + 1])[:, 0]
+        assert torch.allclose(law.lattice(changed) - energy, gained)
+
+
+@pytest.mark.parametrize("sampler", ["careful loop", "Gibbs with gradients", "discrete Langevin"])
+def test_a_small_lattice_is_sampled_right(sampler):
+    law = mixing_targets.LatticeTarget(ising(2, 3, strength=0.3))
+    draws = SAMPLERS[sampler](law, law.starts(40, seed=0), 12_000, 0)
+    assert 12_000 <= draws.rows < 13_000
+    assert torch.allclose(draws.energies, law.lattice(draws.states.flatten(0, 1)).view_as(draws.energies))
+    mean, error = over_chains(draws.energies[:, draws.energies.shape[1] // 4 :])
+    assert abs(mean - law.known()[0]) < 4 * error < 0.5
+
+
+def test_means_and_errors_over_runs_of_particles_are_those_of_their_weights():
+    values, log_weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert over_chains(values) == pytest.approx((2.5, 1.0))
+    mean = (1 + 3 + 4) / 3
+    assert over_chains(values, log_weights)[0] == pytest.approx(mean)
+    assert over_chains(values, torch.tensor([[9.0, 9.0], [9.0, 9.0]])) == pytest.approx((2.5, 1.0))
+    assert rows_to([(10, 3.0), (20, 0.5), (40, 2.0), (80, 0.9), (160, 0.8)], 1.0) == 80
+    assert rows_to([(10, 3.0), (20, 1.5)], 1.0) is None
 
 
 def table_of_energies():
