@@ -266,18 +266,47 @@ class CandidateDecoder:
             ruled_out: as for `token_log_probs`, for the tokens of all candidates.
             with_targets: whether the cross entropy is wanted; else it is None.
         """
-        rows = [row for row, found in enumerate(candidates) for _ in found]
-        flat = [ids for found in candidates for ids in found]
-        everyone = list(range(len(pairs))) if with_targets else []
-        gold = [pairs.targets[row] for row in everyone]
-        if ruled_out is not None:
-            ruled_out = torch.cat([ruled_out, ruled_out.new_zeros(sum(map(len, gold)), ruled_out.shape[1])])
-        scores = pairs.log_probs(model, rows + everyone, flat + gold, ruled_out)
-        log_probs = by_row(scores[: len(flat)], candidates)
-        if not everyone:
-            return log_probs, None
-        lengths = torch.tensor([len(ids) for ids in pairs.targets], device=scores.device)
-        return log_probs, -scores[len(flat) :] / lengths
+        rows, sequences, ruled_out = _with_targets(pairs, candidates, ruled_out, with_targets)
+        scores = pairs.log_probs(model, rows, sequences, ruled_out)
+        count = sum(map(len, candidates))
+        cross_entropy = _per_token(-scores[count:], pairs) if with_targets else None
+        return by_row(scores[:count], candidates), cross_entropy
+
+    def score_tokens(
+        self,
+        model: nn.Module,
+        pairs: SequencePairs,
+        candidates: list[list[torch.Tensor]],
+        ruled_out: torch.Tensor | None = None,
+        with_targets: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `score`, but log probabilities of all the candidates' tokens, candidate after candidate, (n,)."""
+        rows, sequences, ruled_out = _with_targets(pairs, candidates, ruled_out, with_targets)
+        scores = pairs.token_log_probs(model, rows, sequences, ruled_out)
+        if not with_targets:
+            return scores, None
+        lengths = [len(ids) for ids in pairs.targets]
+        of_candidates, of_targets = scores.split([len(scores) - sum(lengths), sum(lengths)])
+        sums = torch.nn.utils.rnn.pad_sequence(of_targets.split(lengths), batch_first=True).sum(1)
+        return of_candidates, _per_token(-sums, pairs)
+
+
+def _with_targets(
+    pairs: SequencePairs, candidates: list[list[torch.Tensor]], ruled_out: torch.Tensor | None, with_targets: bool
+) -> tuple[list[int], list[torch.Tensor], torch.Tensor | None]:
+    """Rows, sequences, and what was ruled out, of all candidates, and behind them of the targets, if wanted."""
+    rows = [row for row, found in enumerate(candidates) for _ in found]
+    flat = [ids for found in candidates for ids in found]
+    everyone = list(range(len(pairs))) if with_targets else []
+    gold = [pairs.targets[row] for row in everyone]
+    if ruled_out is not None:
+        ruled_out = torch.cat([ruled_out, ruled_out.new_zeros(sum(map(len, gold)), ruled_out.shape[1])])
+    return rows + everyone, flat + gold, ruled_out
+
+
+def _per_token(sums: torch.Tensor, pairs: SequencePairs) -> torch.Tensor:
+    """Sums over each row's target as means over its tokens, (B,)."""
+    return sums / torch.tensor([len(ids) for ids in pairs.targets], device=sums.device)
 
 
 def by_row(values: torch.Tensor, candidates: list[list[torch.Tensor]]) -> torch.Tensor:

@@ -276,8 +276,7 @@ class PolicyGradientTrainer(TaskLossTrainer):
         logged = {
             "candidate_cost": (costs.mean(1).sum(), rows),
             "baseline": (baseline.expand(len(pairs), -1).mean(1).sum(), rows),
-            "advantage": (advantages.mean(1).sum(), rows),
-            "advantage_square": (advantages.square().mean(1).sum(), rows),
+            **advantage_terms(advantages, rows),
             **decoder.length_terms([ids for found in samples for ids in found], decoder.settings(pairs)),
         }
         if cross_entropy is not None:
@@ -301,8 +300,20 @@ class PolicyGradientTrainer(TaskLossTrainer):
 
     @classmethod
     def derived_logs(cls, averages: dict[str, float]) -> dict[str, float]:
-        averages = super().derived_logs(averages)
-        if "advantage" in averages:
-            square = averages.pop("advantage_square") - averages.pop("advantage") ** 2
-            averages["advantage_std"] = max(0.0, square) ** 0.5
-        return averages
+        return with_advantage_std(super().derived_logs(averages))
+
+
+def advantage_terms(advantages: torch.Tensor, rows: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What is logged of advantages, (B, S): terms that `with_advantage_std` makes a deviation of."""
+    return {
+        "advantage": (advantages.mean(1).sum(), rows),
+        "advantage_square": (advantages.square().mean(1).sum(), rows),
+    }
+
+
+def with_advantage_std(averages: dict[str, float]) -> dict[str, float]:
+    """Averages with the standard deviation of all advantages in place of their first two moments."""
+    if "advantage" in averages:
+        square = averages.pop("advantage_square") - averages.pop("advantage") ** 2
+        averages["advantage_std"] = max(0.0, square) ** 0.5
+    return averages

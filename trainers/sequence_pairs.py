@@ -31,12 +31,12 @@ from hf_ebm.model_modes import (
 )
 from hf_ebm.models.energy.inputs import input_names
 from hf_ebm.objectives.completions import (
-    completion_log_probs,
+    completion_token_log_probs,
     ends_at,
     pad_left,
     pad_right,
-    sequence_log_probs,
     split_completions,
+    token_log_probs,
 )
 from hf_ebm.objectives.losses import IGNORED, at_least_float32
 from hf_ebm.random_state import seeded
@@ -128,6 +128,27 @@ class SequencePairs:
         Args:
             ruled_out: as for `token_log_probs`, for the tokens of all sequences.
         """
+        return self._log_probs(model, rows, sequences, ruled_out)[0].sum(1)
+
+    def token_log_probs(
+        self,
+        model: nn.Module,
+        rows: Sequence[int],
+        sequences: Sequence[torch.Tensor],
+        ruled_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """log p of every token, sequence after sequence, in nats, (n,); arguments as for `log_probs`."""
+        log_probs, kept = self._log_probs(model, rows, sequences, ruled_out)
+        return log_probs[kept]
+
+    def _log_probs(
+        self,
+        model: nn.Module,
+        rows: Sequence[int],
+        sequences: Sequence[torch.Tensor],
+        ruled_out: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of tokens in rows, (N, T), 0 outside the sequences, and where these are."""
         raise NotImplementedError
 
     def decode(
@@ -191,13 +212,13 @@ class EncoderDecoderPairs(SequencePairs):
                      for t, s in zip(self.targets, self.starts, strict=True)]  # fmt: skip
             self.targets = [t[:-1] if m else t for t, m in zip(self.targets, moved, strict=True)]
 
-    def log_probs(
+    def _log_probs(
         self,
         model: nn.Module,
         rows: Sequence[int],
         sequences: Sequence[torch.Tensor],
-        ruled_out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        ruled_out: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         index = torch.tensor(list(rows), device=self.starts.device)
         labels, _ = pad_right(sequences, IGNORED)
         shifted = torch.cat([self.starts[index, None], labels[:, :-1]], 1)
@@ -206,7 +227,7 @@ class EncoderDecoderPairs(SequencePairs):
         decoder_input_ids = shifted.masked_fill(shifted == IGNORED, self.pad_id)
         with encoded_once(model, rows):
             outputs = model(**expanded, decoder_input_ids=decoder_input_ids, use_cache=False)
-        return sequence_log_probs(outputs.logits, labels, ruled_out)
+        return token_log_probs(outputs.logits, labels, ruled_out), labels != IGNORED
 
     def _generate(
         self, model: nn.Module, rows: list[int], config: GenerationConfig, processors: LogitsProcessorList
@@ -238,14 +259,19 @@ class CausalPairs(SequencePairs):
         labels = torch.full_like(ids, IGNORED) if labels is None else labels
         self.prompts, self.targets = split_completions(ids, labels, inputs.get("attention_mask"))
 
-    def log_probs(
+    def _log_probs(
         self,
         model: nn.Module,
         rows: Sequence[int],
         sequences: Sequence[torch.Tensor],
-        ruled_out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return completion_log_probs(model, [self.prompts[row] for row in rows], sequences, self.pad_id, ruled_out)
+        ruled_out: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        prompts = [self.prompts[row] for row in rows]
+        log_probs = completion_token_log_probs(model, prompts, sequences, self.pad_id, ruled_out)
+        starts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=log_probs.device)[:, None]
+        lengths = torch.tensor([len(ids) for ids in sequences], device=log_probs.device)[:, None]
+        at = torch.arange(log_probs.shape[1], device=log_probs.device)
+        return log_probs, (at >= starts) & (at < starts + lengths)
 
     def _decoded_together(self) -> list[list[int]]:
         if not self.by_length:

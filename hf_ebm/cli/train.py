@@ -50,6 +50,8 @@ from hf_ebm.trainers import (
     CrossEntropyConfig,
     CrossEntropyTrainer,
     EnergyTrainingConfig,
+    GRPOConfig,
+    GRPOTrainer,
     MGSConfig,
     MGSTrainer,
     MinimumRiskConfig,
@@ -82,6 +84,7 @@ OBJECTIVES = {
     "mgs": (MGSConfig, MGSTrainer, "a cost of what is decoded, by search for a direction of the weights"),
     "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer, "the expected cost of sampled sequences"),
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
+    "grpo": (GRPOConfig, GRPOTrainer, "the expected cost, by advantages in a group of samples: GRPO, Dr. GRPO"),
 }
 # Objectives of energies, which read other options.
 OF_ENERGIES: dict[str, tuple[type, type, Callable[..., dict[str, float]], str]] = {

@@ -65,6 +65,20 @@ CITATIONS = {
   booktitle = {Annual Meeting of the Association for Computational Linguistics},
   year = {2016}
 }""",
+    "SHAO_2024": """@article{shao2024deepseekmath,
+  title = {{DeepSeekMath}: Pushing the Limits of Mathematical Reasoning in Open Language Models},
+  author = {Shao, Zhihong and Wang, Peiyi and Zhu, Qihao and Xu, Runxin and Song, Junxiao and Bi, Xiao and Zhang,
+    Haowei and Zhang, Mingchuan and Li, Y. K. and Wu, Y. and Guo, Daya},
+  journal = {arXiv preprint arXiv:2402.03300},
+  year = {2024}
+}""",
+    "LIU_2025": """@article{liu2025understanding,
+  title = {Understanding {R1-Zero}-Like Training: A Critical Perspective},
+  author = {Liu, Zichen and Chen, Changyu and Li, Wenjun and Qi, Penghui and Pang, Tianyu and Du, Chao and Lee, Wee Sun
+    and Lin, Min},
+  journal = {arXiv preprint arXiv:2503.20783},
+  year = {2025}
+}""",
     "DENG_2020": """@inproceedings{deng2020residual,
   title = {Residual Energy-Based Models for Text Generation},
   author = {Deng, Yuntian and Bakhtin, Anton and Ott, Myle and Szlam, Arthur and Ranzato, Marc'Aurelio},

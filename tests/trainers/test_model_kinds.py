@@ -18,6 +18,8 @@ from hf_ebm import EnergyModel
 from hf_ebm.trainers import (
     EnergyTrainer,
     EnergyTrainingConfig,
+    GRPOConfig,
+    GRPOTrainer,
     MGSConfig,
     MGSTrainer,
     MinimumRiskConfig,
@@ -39,6 +41,7 @@ ON_COSTS = {
     "mgs": (MGSTrainer, MGSConfig, {}),
     "risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),
     "gradient": (PolicyGradientTrainer, PolicyGradientConfig, {}),
+    "grpo": (GRPOTrainer, GRPOConfig, {"cross_entropy_weight": 1.0}),
 }
 ENERGIES = {
     "energy": (EnergyTrainer, EnergyTrainingConfig, {}),

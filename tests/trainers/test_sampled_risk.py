@@ -10,6 +10,8 @@ from peft import LoraConfig, get_peft_model
 
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import (
+    GRPOConfig,
+    GRPOTrainer,
     MinimumRiskConfig,
     MinimumRiskTrainer,
     PolicyGradientConfig,
@@ -39,6 +41,19 @@ KINDS = {
         {"baseline": "running_mean", "cross_entropy_weight": 0.5},
     ),
     "leave one out": (PolicyGradientTrainer, PolicyGradientConfig, {"baseline": "leave_one_out", "num_candidates": 3}),
+    "grpo": (GRPOTrainer, GRPOConfig, {"num_candidates": 3}),
+    "grpo, iterated, mixed": (
+        GRPOTrainer,
+        GRPOConfig,
+        {
+            "num_iterations": 2,
+            "kl_weight": 0.5,
+            "cross_entropy_weight": 0.3,
+            "scale_advantages": False,
+            "length_normalization": "constant",
+            "length_constant": 7.0,
+        },
+    ),
 }
 
 
@@ -69,6 +84,21 @@ def log_prob_by_hand(model, prompt, ids, never=()):
     return sum(logs[len(prompt) - 1 + t, token] for t, token in enumerate(ids))
 
 
+def group_loss_by_hand(args, model, prompt, candidates, costs):
+    """Of a first iteration, whose ratios are 1, and whose reference is the model."""
+    advantages = costs.mean() - costs
+    if args.scale_advantages:
+        advantages = advantages / (costs.std() + 1e-4)
+    losses = []
+    for ids, advantage in zip(candidates, advantages, strict=True):
+        logits = model(torch.cat([prompt, ids])[None]).logits[0, len(prompt) - 1 : -1]
+        logits[:, PAD] = -torch.inf
+        logs = logits.log_softmax(-1)[range(len(ids)), ids]
+        divisor = len(ids) if args.length_normalization == "sequence" else args.length_constant
+        losses.append(-(advantage * (logs - logs.detach()).exp()).sum() / divisor)
+    return torch.stack(losses).mean()
+
+
 def loss_by_hand(trainer, model, data, drawn, past=0.0):
     """Mean over rows, one sequence at a time."""
     args, losses = trainer.args, []
@@ -85,6 +115,8 @@ def loss_by_hand(trainer, model, data, drawn, past=0.0):
         if isinstance(trainer, MinimumRiskTrainer):
             powers = logs.exp() ** args.sharpness
             loss = (powers / powers.sum() * costs).sum()
+        elif isinstance(trainer, GRPOTrainer):
+            loss = group_loss_by_hand(args, model, prompt, candidates, costs)
         else:
             baseline = {
                 "self_critical": normalized_edit_distance([decoded], [target]).double(),
@@ -107,7 +139,7 @@ def test_one_step_equals_a_hand_written_one(kind, collator, tmp_path):
     trainer.train()
     loss = loss_by_hand(trainer, before, data, trainer.drawn[0])
     loss.backward()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(loss.item(), rel=1e-5, abs=1e-7)
     for start, found in zip(before.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found, start - 0.1 * start.grad, rtol=1e-6, atol=1e-7)
 
@@ -318,6 +350,12 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
         ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be a number above 0"),
         ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must be a number from 0 up"),
         ("self-critical", {"baseline": "none"}, "baseline must be one of .*'leave_one_out', got 'none'"),
+        ("grpo", {"num_candidates": 1}, "num_candidates must be a whole number from 2 up"),
+        ("grpo", {"num_iterations": 0}, "num_iterations must be a whole number from 1 up"),
+        ("grpo", {"clip_range": 0.0}, "clip_range must be a number above 0"),
+        ("grpo", {"kl_weight": -1.0}, "kl_weight must be a number from 0 up"),
+        ("grpo", {"length_normalization": "none"}, "length_normalization must be one of 'sequence', 'tokens', 'const"),
+        ("grpo", {"num_iterations": 2, "ignore_data_skip": True}, "ignore_data_skip must be False with num_iterations"),
         ("leave one out", {"num_candidates": 1}, "num_candidates must be 2 or more with the baseline leave_one_out"),
         ("self-critical", {"running_mean_decay": 1.0}, "running_mean_decay must be a number from 0 up and below 1"),
     ],

@@ -51,8 +51,8 @@ class TrainedModelArguments:
 
     model_name_or_path: str = field(
         metadata={
-            "help": f"Hub name or folder of a sequence-to-sequence model (mgs, minimum-risk and policy-gradient: or of "
-            f"a causal one), or '{FRESH}' for a fresh LSTM model."
+            "help": f"Hub name or folder of a sequence-to-sequence model (for objectives of a cost: or of a "
+            f"causal one), or '{FRESH}' for a fresh LSTM model."
         }
     )
     hidden_size: int | None = field(default=None, metadata={"help": "lstm: size of the states; default: 256."})
