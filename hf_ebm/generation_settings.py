@@ -72,8 +72,9 @@ def help_of_setting(own: Field) -> str:
 
 def option_type(own: Field) -> type:
     """What a setting is made of on a command line: a list if it may be one, else a value; what is neither is a text."""
-    if list[int] in _kinds(own):
-        return list[int]
+    for kind in (list[int], list[float]):
+        if kind in _kinds(own):
+            return kind
     return str if get_origin(_kinds(own)[0]) else _kinds(own)[0]
 
 

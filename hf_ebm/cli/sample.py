@@ -150,6 +150,9 @@ def _settings(chain_arguments: object, text_column: str) -> dict[str, Any]:
     for name in ("lengths", "block_size"):
         if name in settings and len(settings[name]) == 1:
             settings[name] = settings[name][0]
+    if len(settings.get("replica_temperatures", [])) == 1:
+        (count,) = settings["replica_temperatures"]
+        settings["replica_temperatures"] = int(count) if count == int(count) else count
     if "allowed_tokens" in settings:
         try:
             given = json.loads(settings["allowed_tokens"])

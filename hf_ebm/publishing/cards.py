@@ -152,7 +152,7 @@ class Sampling:
             if alike and energies.shape[0] >= 2 and energies.shape[1] >= 4 and len(energies.unique()) > 1:
                 found.append(energy_diagnostics(energies))
         texts = tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
-        final = output.run.state.energy.double().tolist()
+        final = output.run.cold.energy.double().tolist()
         return cls(
             settings=dict(output.run.run_config["settings"]),
             chains=len(output.sequences),

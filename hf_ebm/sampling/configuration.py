@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_ebm.checks import number, whole, wholes
+from hf_ebm.checks import listed, number, whole, wholes
 from hf_ebm.generation_settings import GenerationSettings, Resolved, Setting, setting
 from hf_ebm.renamed import warn_of_rename
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS
 from hf_ebm.sampling.kernels import KERNELS, targets_energy
 from hf_ebm.sampling.proposals import FILLS
+from hf_ebm.sampling.replicas import LEAST_TO_FIT
 from hf_ebm.sampling.warm_start import DECODERS, WARM_STARTS
 
 # What a chain reads and a decoder doesn't.
@@ -53,6 +55,21 @@ def _lengths(name: str, value: object) -> int | list[int] | dict[int, float]:
     if len(found) < len(weights) or sum(found) <= 0:
         raise ValueError(f"{name}: the weights must be from 0 up and not all 0, got {value!r}")
     return dict(zip(lengths, found, strict=True))
+
+
+def _temperatures(name: str, value: object) -> int | list[float]:
+    """A number of replicas, or their temperatures."""
+    count, members = whole(value), [number(member) for member in listed(value) or []]
+    if count is not None and count > 1:
+        return count
+    ladder = [member for member in members if member is not None and member < float("inf")]
+    rises = len(ladder) > 1 and ladder[0] == 1 and all(one < next for one, next in pairwise(ladder))
+    if not rises or len(ladder) < len(members):
+        raise ValueError(
+            f"{name} must be temperatures that rise from 1, at least two, or a whole number from 2 up of them, got "
+            f"{value!r}"
+        )
+    return ladder
 
 
 def _token_ids(name: str, value: object) -> list[int]:
@@ -140,6 +157,12 @@ class ChainGenerationConfig(GenerationSettings):
     )
     energy_temperature_decay: Setting[float] = setting(0.0, "How much τ decreases an epoch.", least=0)
     min_energy_temperature: Setting[float] = setting(0.05, "Temperature below which τ doesn't fall.", above=0)
+    replica_temperatures: Setting[int | list[float] | None] = setting(
+        None,
+        "Replicas of each chain beside it at these temperatures, as multiples of τ from 1 up, which neighbours swap "
+        "after each epoch; a number fits the temperatures of so many during burn_in.",
+        check=_temperatures,
+    )
     proposal_temperature: Setting[float] = setting(
         1.0,
         "Temperature of the proposal. It and the next two settings change how the chain moves, not what it samples.",
@@ -204,6 +227,12 @@ class ChainGenerationConfig(GenerationSettings):
         floor, start = self.min_energy_temperature, self.energy_temperature
         if self.energy_temperature_decay and floor is not None and start is not None and floor > start:
             raise ValueError(f"min_energy_temperature ({floor}) is above energy_temperature ({start}), which decays")
+        to_fit = (self.accept_all_epochs or 0) + LEAST_TO_FIT
+        if isinstance(self.replica_temperatures, int) and self.burn_in is not None and self.burn_in < to_fit:
+            raise ValueError(
+                f"replica_temperatures={self.replica_temperatures} is a number, for which burn_in must be at least "
+                f"{to_fit} to fit them, got {self.burn_in}; or give the temperatures"
+            )
         for name in settings_without_effect(self.decoder or self.kernel or self.defaults["kernel"]):
             if getattr(self, name) not in (None, self.defaults[name]):
                 raise ValueError(f"{name} has no effect with {self.sampler}; leave it unset")
@@ -212,6 +241,12 @@ class ChainGenerationConfig(GenerationSettings):
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
                 "raise proposal_top_k or proposal_epsilon"
             )
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas a chain has, itself counted; 0 without any."""
+        given = self.replica_temperatures
+        return given if isinstance(given, int) else len(given or [])
 
     @property
     def sampler(self) -> str:

@@ -170,7 +170,7 @@ class Kernel(NamedTuple):
     @property
     def settings(self) -> tuple[str, ...]:
         """The settings that mean something with this kernel and not with every one."""
-        return (*self.arguments, *self.reads)
+        return (*self.arguments, *self.reads, *(["replica_temperatures"] if self.leaves_invariant else []))
 
 
 # Every kernel there is, the default first. An entry is all that a new one needs.

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput, logging
 from hf_ebm.model_modes import model_output
 from hf_ebm.renamed import renamed_attributes, warn_of_rename
 from hf_ebm.sampling.convergence import import_arviz
+from hf_ebm.sampling.replicas import ReplicaReport, Replicas
 from hf_ebm.sampling.report import summary
 from hf_ebm.sampling.target import ChainState, Target
 from hf_ebm.scoring.rows import Context, attended_mask
@@ -91,6 +92,8 @@ class ChainRun:
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
         context: what the model reads of each chain beside its tokens.
         begun_at: (C, T) tokens of the prompts, where changes are counted from them.
+        replicas: where chains have R of them; states, counts, bounds and context are then of R C rows, replica by
+            replica, trace and samples of the coldest ones.
     """
 
     state: ChainState
@@ -108,22 +111,41 @@ class ChainRun:
     free: Tensor
     context: Context | None = None
     begun_at: Tensor | None = None
+    replicas: Replicas | None = None
 
     @classmethod
-    def begin(cls, state: ChainState, run_config: dict, target: Target, begun_at: Tensor | None = None) -> Self:
+    def begin(
+        cls,
+        state: ChainState,
+        run_config: dict,
+        target: Target,
+        begun_at: Tensor | None = None,
+        replicas: Replicas | None = None,
+    ) -> Self:
         """A run that has done nothing yet."""
-        chains, length = state.ids.shape
+        rows, length = state.ids.shape
+        chains = rows if replicas is None else len(replicas.level)
         samples = torch.empty(chains, 0, length, dtype=torch.long)
         energies = torch.empty(chains, 0, dtype=torch.float64)
         where = (target.start, target.stop, target.free, target.context)
-        tally = Tally.zeros(chains)
-        return cls(state, 0, 0, tally, 0, Trace.empty(chains, 0), samples, energies, 0, run_config, *where, begun_at)
+        done = (0, 0, Tally.zeros(rows), 0, Trace.empty(chains, 0), samples, energies, 0)
+        return cls(state, *done, run_config, *where, begun_at, replicas)
 
     @property
     def recipe(self) -> dict:
         """The old name of `run_config`."""
         warn_of_rename("recipe", "run_config")
         return self.run_config
+
+    @property
+    def cold_rows(self) -> Tensor:
+        """(C,) the rows at the chains' own temperature: all, but for replicas."""
+        return torch.arange(len(self.state.ids)) if self.replicas is None else self.replicas.rows[:, 0]
+
+    @property
+    def cold(self) -> ChainState:
+        """The state of the chains at their own temperature, of C rows."""
+        return self.state if self.replicas is None else ChainState(*(part[self.cold_rows] for part in self.state))
 
     @property
     def has_begun(self) -> bool:
@@ -146,6 +168,7 @@ class ChainRun:
             sample_energies=torch.cat(
                 [self.sample_energies, self.sample_energies.new_full((chains, more_samples), torch.nan)], 1
             ),
+            replicas=self.replicas and self.replicas.with_room(epochs),
         )
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -159,6 +182,9 @@ class ChainRun:
             tensors |= _context_tensors(self.context)
         if self.begun_at is not None:
             tensors["begun_at"] = self.begun_at
+        if self.replicas is not None:
+            own = self.replicas.first(self.epoch)._asdict()
+            tensors |= {f"replicas.{name}": value for name, value in own.items()}
         values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "run_config")}
         return {name: value.cpu().contiguous() for name, value in tensors.items()}, values
 
@@ -171,6 +197,8 @@ class ChainRun:
             "trace": Trace(*(tensors[f"trace.{name}"] for name in Trace._fields)),
             "context": _context_of(tensors),
         }
+        if "replicas.level" in tensors:
+            parts["replicas"] = Replicas(*(tensors[f"replicas.{name}"] for name in Replicas._fields))
         given = {**values, **tensors}
         return cls(**parts, **{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
@@ -209,6 +237,7 @@ class ChainGenerationOutput(ModelOutput):
         num_masked_rows: masked rows run through the masked language model.
         seed: the seed used.
         run: the run itself; `run.save(folder)` writes a state that `generate(resume_from=folder)` goes on from.
+        replicas: with `replica_temperatures`, what the replicas did, see `ReplicaReport`; else `None`.
     """
 
     sequences: Tensor
@@ -224,6 +253,7 @@ class ChainGenerationOutput(ModelOutput):
     num_masked_rows: int
     seed: int
     run: ChainRun
+    replicas: ReplicaReport | None
 
     summary = summary
 
@@ -258,10 +288,11 @@ def output_of(
     run: ChainRun, config: ResolvedChainConfig, keys: list[ChainKey], mean_log_probabilities: Tensor | None
 ) -> ChainGenerationOutput:
     """What a run with these settings and chains returns; with a decoder also its mean log probabilities (C,)."""
-    attended = attended_mask(run.start, run.stop, run.state.ids.shape[1])
+    ids, rows, fixed = run.cold.ids, run.cold_rows, max(config.burn_in, config.accept_all_epochs)
+    attended = attended_mask(run.start[rows], run.stop[rows], ids.shape[1])
     kept = tuple(range(config.burn_in, run.epoch, config.thinning)) if mean_log_probabilities is None else (0,)
     return ChainGenerationOutput(
-        sequences=run.state.ids.to("cpu", copy=True),
+        sequences=ids.to("cpu", copy=True),
         attention_mask=attended.long(),
         samples=run.samples[:, : run.kept],
         energies=run.sample_energies[:, : run.kept],
@@ -274,6 +305,7 @@ def output_of(
         num_masked_rows=run.num_masked_rows,
         seed=config.seed,
         run=run,
+        replicas=run.replicas and ReplicaReport.of(run.replicas.first(run.epoch), min(fixed, run.epoch)),
     )
 
 

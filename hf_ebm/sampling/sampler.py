@@ -6,7 +6,7 @@ therefore depend neither on the chains run beside it, nor on the batch, the proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ Run = TypeVar("Run", bound=ChainRun)
 _FILLS_TRIED = 100
 
 # What a stream is for; part of its key, so that no two uses share numbers.
-EPOCH, WARM_START, LENGTH, RESAMPLING = 0, 1, 2, 4
+EPOCH, WARM_START, LENGTH, SWAP, RESAMPLING = range(5)
 
 
 class ChainKey(NamedTuple):
@@ -45,6 +45,16 @@ class ChainKey(NamedTuple):
 
     prompt: int
     chain: int
+
+
+def row_keys(keys: list[ChainKey], replicas: int) -> list[tuple[int, ...]]:
+    """What the streams of the rows of some chains are keyed by: each replica has streams of its own.
+
+    Example:
+        >>> row_keys([ChainKey(0, 3), ChainKey(0, 4)], 2)
+        [(0, 3, 0), (0, 4, 0), (0, 3, 1), (0, 4, 1)]
+    """
+    return [(*key, replica) for replica in range(replicas) for key in keys] or list(keys)
 
 
 def chain_generator(seed: int, prompt: int, chain: int, purpose: int, epoch: int = 0) -> np.random.Generator:
@@ -96,7 +106,7 @@ def check_run_fits(config: ResolvedChainConfig, chains: int, length: int) -> Non
     epochs, samples = config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning)
     if config.decoder is not None:
         epochs = samples = 1
-    needed = 8 * chains * (samples * (length + 1) + len(Trace._fields) * epochs)
+    needed = 8 * chains * (samples * (length + 1) + (len(Trace._fields) + 2 * config.num_replicas) * epochs)
     check_fits(
         needed,
         f"num_chains, num_epochs, thinning and lengths: {shown(chains)} chains of {shown(length)} tokens keep "
@@ -116,7 +126,8 @@ def started(
     masked = target.free & ~target.holdable(ids)
     for attempt in range(_FILLS_TRIED if bool(masked.any()) else 0):
         ids = ids.masked_fill(masked, target.runner.mask_id)
-        generators = [chain_generator(config.seed, *key, WARM_START, attempt) for key in keys]
+        rows = row_keys(keys, config.num_replicas)
+        generators = [generator_of(config.seed, *key, WARM_START, attempt) for key in rows]
         ids = WARM_STARTS[config.warm_start].fill(ids, masked, generators, target, proposal)
         if not target.is_constrained:
             break
@@ -125,7 +136,7 @@ def started(
             break
     else:
         if bool(masked.any()):
-            key = keys[int(masked.any(1).nonzero()[0])]
+            key = keys[int(masked.any(1).nonzero()[0]) % len(keys)]
             raise ValueError(
                 f"avoid: none of {_FILLS_TRIED} fills by warm_start={config.warm_start!r} takes prompt {key.prompt}, "
                 f"chain {key.chain} far enough away from all of its sequences; give a start as input_ids"
@@ -161,7 +172,7 @@ def run_epoch(
     Args:
         config: complete settings (`ChainGenerationConfig.resolved`).
         keys: one per chain.
-        on_step: called with the ids (C, T) after every step that changed some.
+        on_step: called with the ids (C, T) after every step, and every swap of replicas, that changed some.
     """
     epoch, kernel = run.epoch, kernel_at(run.epoch, config)
     arguments = {name: getattr(config, name) for name in kernel.arguments}
@@ -170,17 +181,18 @@ def run_epoch(
     temperature = temperature_at(
         epoch, config.energy_temperature, config.energy_temperature_decay, config.min_energy_temperature
     )
-    blocks = epoch_steps(target.free, keys, config, size, epoch)
+    own = temperature if run.replicas is None else run.replicas.temperatures(temperature)
+    blocks = epoch_steps(target.free, row_keys(keys, config.num_replicas), config, size, epoch)
     for step in range(run.step, len(blocks)):
         rows_before, block, state = target.runner.num_rows, blocks[step], run.state
-        state, info = kernel.step(state, block, target, proposal, temperature, **arguments)
+        state, info = kernel.step(state, block, target, proposal, own, **arguments)
         if not target.is_constrained:
             _warn_if_outside(info, config)
         changed = info.tokens_changed.numpy()
         counts = info.accepted.numpy(), changed > 0, changed, block.size.numpy() > 0
         tally = Tally(*(torch.from_numpy(own.numpy() + count) for own, count in zip(run.tally, counts, strict=True)))
-        if on_step is not None and bool(info.tokens_changed.any()):
-            on_step(state.ids)
+        if on_step is not None and bool(info.tokens_changed[run.cold_rows].any()):
+            on_step(state.ids[run.cold_rows])
         is_last = step + 1 == len(blocks)
         if is_last and not kernel.leaves_invariant:
             state = target.state(state.ids)
@@ -188,7 +200,10 @@ def run_epoch(
         run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows)
         if not is_last:
             yield run
-    yield _with_epoch(run, config, target.free.sum(1).clamp(max=size), temperature)
+    last = _with_epoch(run, config, keys, target.free.sum(1).clamp(max=size), temperature)
+    if on_step is not None and not torch.equal(last.cold.ids, run.cold.ids):
+        on_step(last.cold.ids)
+    yield last
 
 
 def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:
@@ -196,23 +211,35 @@ def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:
     return KERNELS["gibbs" if epoch < config.accept_all_epochs else config.kernel]
 
 
-def _with_epoch(run: Run, config: ResolvedChainConfig, sizes: Tensor, temperature: float) -> Run:
-    """A run whose steps of the epoch are done with the epoch in its trace, and its sample if one is kept."""
-    state, tally = run.state, run.tally
+def _with_epoch(run: Run, config: ResolvedChainConfig, keys: list[ChainKey], sizes: Tensor, temperature: float) -> Run:
+    """A run whose steps of the epoch are done with its swaps, the epoch in its trace, and its sample if one is kept."""
+    epoch, rows, replicas = run.epoch, run.cold_rows, run.replicas
+    tally, sizes = Tally(*(own[rows] for own in run.tally)), sizes[rows]
+    if replicas is not None and kernel_at(epoch, config).leaves_invariant:
+        uniforms = uniforms_of(
+            config.seed, np.array([(*key, SWAP, epoch) for key in keys]), replicas.level.shape[1] - 1
+        )
+        replicas = replicas.swapped(run.state, temperature, torch.from_numpy(uniforms), epoch)
+    moved = replace(run, replicas=replicas)
+    state = moved.cold
     rates = tally.accepted / tally.proposed, tally.novel / tally.proposed
     # Written where `run` has room but no epoch yet, so an interruption leaves it as it was.
     for values, value in zip(run.trace, (state.energy, *rates, tally.tokens_changed, sizes, temperature), strict=True):
-        values[:, run.epoch] = torch.as_tensor(value, dtype=torch.float64)
-    kept = kept_samples(run.epoch + 1, config.burn_in, config.thinning)
+        values[:, epoch] = torch.as_tensor(value, dtype=torch.float64)
+    if replicas is not None:
+        fit_to = config.burn_in if isinstance(config.replica_temperatures, int) else 0
+        replicas = replicas.after_epoch(run.state, run.trace.temperature, epoch, config.accept_all_epochs, fit_to)
+    kept = kept_samples(epoch + 1, config.burn_in, config.thinning)
     if kept > run.kept:
         run.samples[:, run.kept], run.sample_energies[:, run.kept] = state.ids, state.energy
-    return replace(run, epoch=run.epoch + 1, step=0, tally=Tally.zeros(len(sizes)), kept=kept)
+    tally = Tally.zeros(len(run.state.ids))
+    return replace(run, epoch=epoch + 1, step=0, tally=tally, kept=kept, replicas=replicas)
 
 
 def epoch_steps(
-    free: Tensor, keys: list[ChainKey], config: ResolvedChainConfig, size: int, epoch: int
+    free: Tensor, keys: Sequence[tuple[int, ...]], config: ResolvedChainConfig, size: int, epoch: int
 ) -> list[StepBlock]:
-    """The blocks of one epoch with their random numbers. A chain's part depends on nothing but its key and settings."""
+    """The blocks of one epoch with their random numbers. A row's part depends on nothing but its key and settings."""
     columns = free.numpy()
     counts = columns.sum(1)
     draws = uniforms_of(config.seed, np.array([(*key, EPOCH, epoch) for key in keys]), 5 * int(counts.max()) + 1)

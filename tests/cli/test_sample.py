@@ -56,6 +56,20 @@ def test_records_are_complete_and_the_summary_reports(model_folder, tmp_path, wh
     assert len(read(output)) == len(whole)
 
 
+def test_replicas_are_given_as_temperatures_or_their_number(model_folder, tmp_path, capsys):
+    settings = dict(lengths=3, num_chains=2, num_epochs=32, burn_in=30, seed=0)
+    options = [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
+    for given, ladder in ((["1", "1.5"], [1.0, 1.5]), (["2"], 2)):
+        output = tmp_path / f"{len(given)}.jsonl"
+        run("sample", "--model", model_folder, *options, "--replica_temperatures", *given, "--output", output)
+        out = EnergyModel.from_pretrained(model_folder).generate(**settings, replica_temperatures=ladder)
+        found = sorted(read(output), key=lambda record: keys([record]))
+        assert [record["energy"] for record in found] == pytest.approx(out.energies.flatten().tolist(), abs=1e-3)
+    with pytest.raises(SystemExit):
+        run("sample", "--model", model_folder, *options, "--replica_temperatures", "1.5", "--output", "-")
+    assert "replica_temperatures must be temperatures that rise from 1" in capsys.readouterr().err
+
+
 def test_a_half_written_output_is_completed(model_folder, tmp_path, whole):
     output = tmp_path / "out.jsonl"
     arguments = ["sample", "--model", model_folder, "--lengths", "4", "6", *CHAINS, "--output", output]

@@ -12,6 +12,7 @@ VARIED = [
     {"decoder": "mask_predict"},
     {"lengths": {3: 0.5, 5: 0.5}, "burn_in": 1, "thinning": 2},
     {"lengths": [2, 5], "warm_start": "mask_predict"},
+    {"replica_temperatures": [1.0, 1.5, 4.0], "burn_in": 1, "lengths": [4, 3]},
 ]
 
 

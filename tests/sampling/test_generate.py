@@ -70,6 +70,7 @@ def test_settings_save_with_the_model_and_load_back(tmp_path):
         kernel="metropolis_hastings", lengths={3: 0.25, 4: 0.75}, num_chains=2, num_epochs=5, burn_in=1, thinning=2,
         seed=3, block_size=3, final_block_size=1, block_fill="sequential", block_layout="contiguous",
         order="sequential", energy_temperature=1.5, energy_temperature_decay=0.1, min_energy_temperature=0.9,
+        replica_temperatures=[1, 1.5],
         proposal_temperature=1.2, proposal_top_k=3, proposal_top_p=0.9, proposal_epsilon=0.05, exclude_current=True,
         delayed_acceptance=1, warm_start="greedy", accept_all_epochs=1, suppress_tokens=[8],
         allowed_tokens={2: [5, 6]}, avoid=[[1, 5, 5, 5, 2]], min_distance=2,

@@ -14,6 +14,7 @@ REFUSED = {
     "proposal_top_k": [0, 2.0], "proposal_top_p": [0.0, 1.2, "much"], "proposal_epsilon": [-0.1, 1.0],
     "delayed_acceptance": [-1], "accept_all_epochs": [-1, 5], "block_fill": ["slow"], "block_layout": ["square"],
     "order": ["backwards"], "warm_start": ["cold"], "seed": [-1], "suppress_tokens": [5, [-1], [99]],
+    "replica_temperatures": [1, 2.5, [1], [1.5, 2], [1, 2, 2], [1, 0.5], [1, "hot"], [1, float("inf")], "hot"],
     "exclude_current": ["yes"], "final_block_size": [0],
 }  # fmt: skip
 
@@ -32,6 +33,12 @@ def test_bad_settings_are_refused_before_any_work(name, value, rows_run):
         ({"block_size": [1, 2], "final_block_size": 1}, "final_block_size goes with a single"),
         ({"kernel": "gibbs", "delayed_acceptance": 0}, "delayed_acceptance has no effect with kernel"),
         ({"decoder": "mask_predict", "exclude_current": True}, "exclude_current has no effect with decoder"),
+        ({"kernel": "gibbs", "replica_temperatures": [1, 2]}, "replica_temperatures has no effect with kernel"),
+        (
+            {"decoder": "mask_predict", "replica_temperatures": [1, 2]},
+            "replica_temperatures has no effect with decoder",
+        ),
+        ({"replica_temperatures": 3, "burn_in": 2}, "replica_temperatures=3 .* burn_in must be at least 30"),
         ({"proposal_top_k": 1, "proposal_epsilon": 0.0}, "a chain could never move"),
         ({"temperature": 0.5}, "unknown generation settings: temperature"),
         ({"block_size": 5}, "block_size 5 is above the 4 free positions"),

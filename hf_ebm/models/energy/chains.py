@@ -144,6 +144,16 @@ def chains_of(
     return Chains(keys, ids.cpu(), sequences.start, sequences.stop, free, sequences.context)
 
 
+def replicated(chains: Chains, count: int) -> Chains:
+    """Rows of `count` replicas of each chain, replica by replica; the chains themselves for less than two."""
+    if count < 2:
+        return chains
+    which = torch.arange(len(chains.keys)).repeat(count)
+    ids, start, stop, free = (part[which] for part in chains[1:5])
+    context = chains.context and chains.context.rows(which, which)
+    return Chains(chains.keys * count, ids, start, stop, free, context)
+
+
 def longest_of(config: ResolvedChainConfig) -> int:
     """The greatest of `config.lengths`, 0 without any."""
     lengths = config.lengths

@@ -350,7 +350,7 @@ def _chosen(
 ) -> ConditionalGenerationOutput:
     """Of each group of competing chains the best one."""
     lengths = torch.tensor(plan.lengths)
-    final = chains.run.state.energy.double().cpu()
+    final = chains.run.cold.energy.double().cpu()
     merit = -final if plan.log_probs is None else plan.log_probs - final
     groups = merit.view(sources, -1, plan.choices)
     first = torch.arange(len(merit)).view_as(groups)[..., 0]

@@ -199,21 +199,20 @@ class EnergyTarget:
         further = as_callables("logits_processor", logits_processor)
         criteria = as_callables("stopping_criteria", stopping_criteria)
         extra = as_extra_energies(extra_energies)
+        weighted = (*extra, (1.0, self.energy))
         if resume_from is not None:
             given = {"input_ids": input_ids, "free_mask": free_mask, "chain_keys": chain_keys}
             names = [name for name, value in given.items() if value is not None]
             if names:
                 raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(names)}")
-            weighted = (*extra, (1.0, self.energy))
             run, config = resumed(resume_from, asked, overrides, weighted, None)
-            job = going_on(run, config, lambda chains: self._target(chains, config, extra))
+            job = going_on(run, config, lambda rows: self._target(rows, config, extra))
         else:
             config = asked.resolved(ChainGenerationConfig(), overrides)
             _check_settings(config)
             config.draw_seed()
             chains = self._chains(config, input_ids, free_mask, chain_keys)
-            target = self._target(chains, config, extra)
-            job = begun(chains, config, target, tuple(target.extra))
+            job = begun(chains, config, lambda rows: self._target(rows, config, extra), weighted)
         return run_job(job, further, criteria, streamer, save_state_to)
 
     def _chains(

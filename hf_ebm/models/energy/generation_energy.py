@@ -25,12 +25,14 @@ from hf_ebm.models.energy.chains import (
     check_starts,
     constrained,
     proposal_support,
+    replicated,
 )
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.saved_runs import SavedRun, Saver, check_same_target, resumed, weights_of, with_fingerprints
 from hf_ebm.runtime import where_float64_is
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.proposals import FILLS, BlockProposal, proposal_of
+from hf_ebm.sampling.replicas import Replicas
 from hf_ebm.sampling.run import ChainGenerationOutput, output_of, warn_of_poor_samples
 from hf_ebm.sampling.sampler import (
     ChainKey,
@@ -196,7 +198,7 @@ def _begin(
     check_avoid(model, config)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
-    return begun(chains, config, model_target(model, chains, config, support, extra, token_budget), extra)
+    return begun(chains, config, lambda rows: model_target(model, rows, config, support, extra, token_budget), extra)
 
 
 def _resume(
@@ -209,7 +211,7 @@ def _resume(
 ) -> Job:
     run, config = resumed(path, asked, overrides, extra, model)
     support = proposal_support(model, config.suppress_tokens)
-    return going_on(run, config, lambda chains: model_target(model, chains, config, support, extra, token_budget))
+    return going_on(run, config, lambda rows: model_target(model, rows, config, support, extra, token_budget))
 
 
 def model_target(
@@ -236,24 +238,32 @@ def _masks_single_sites(config: ResolvedChainConfig) -> bool:
     return FILLS[config.block_fill].masks_single_sites or 1 in sizes or config.final_block_size == 1
 
 
-def begun(chains: Chains, config: ResolvedChainConfig, target: Target, extra: tuple[ExtraEnergy, ...]) -> Job:
-    """Chains that have done nothing yet, of a target that is restricted to what settings let them be."""
-    target = constrained(target, config, chains.keys, chains.ids)
-    check_starts(target, config, chains.keys, chains.ids)
+def begun(
+    chains: Chains, config: ResolvedChainConfig, target_of: Callable[[Chains], Target], extra: tuple[ExtraEnergy, ...]
+) -> Job:
+    """Chains that have done nothing yet, with their replicas, restricted to what settings let them be.
+
+    Args:
+        target_of: makes the target of the rows, those of replicas among them.
+    """
+    rows, ladder = replicated(chains, config.num_replicas), config.replica_temperatures
+    target = constrained(target_of(rows), config, rows.keys, rows.ids)
+    check_starts(target, config, rows.keys, rows.ids)
     keys = [list(key) for key in chains.keys]
     run_config = {
         "settings": config.settings(), "keys": keys, "energy": target.energy, "extra_energies": weights_of(extra),
     }  # fmt: skip
-    begun_at = None if config.max_changes is None else chains.ids.clone()  # tensors of a file share no memory
-    run = SavedRun.begin(target.unknown_state(chains.ids), run_config, target, begun_at)
+    begun_at = None if config.max_changes is None else rows.ids.clone()  # tensors of a file share no memory
+    replicas = None if ladder is None else Replicas.begin(ladder, len(keys))
+    run = SavedRun.begin(target.unknown_state(rows.ids), run_config, target, begun_at, replicas)
     return Job(run, config, chains.keys, target)
 
 
 def going_on(run: SavedRun, config: ResolvedChainConfig, target_of: Callable[[Chains], Target]) -> Job:
-    """A saved run with its target, which `target_of` makes for its chains. Raises `ValueError` for another target."""
+    """A saved run with its target, which `target_of` makes for its rows. Raises `ValueError` for another target."""
     keys = [ChainKey(*key) for key in run.run_config["keys"]]
-    target = target_of(Chains(keys, run.state.ids, run.start, run.stop, run.free, run.context))
-    target = constrained(target, config, keys, run.state.ids if run.begun_at is None else run.begun_at)
+    rows = Chains(keys * (config.num_replicas or 1), run.state.ids, run.start, run.stop, run.free, run.context)
+    target = constrained(target_of(rows), config, rows.keys, run.state.ids if run.begun_at is None else run.begun_at)
     if run.has_begun and not (run.step and not kernel_at(run.epoch, config).leaves_invariant):
         check_same_target(run, target)
     return Job(run, config, keys, target)
@@ -273,7 +283,7 @@ def run_job(
     try:
         run, confidence = _finished(job, proposal, criteria, streamer, saver)
     except BadLogitsError as error:
-        key = job.keys[error.row]
+        key = job.keys[error.row % len(job.keys)]
         raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, chain {key.chain}: row") from error
     output = output_of(run, job.config, job.keys, confidence)
     warn_of_poor_samples(output, job.config)
@@ -299,7 +309,7 @@ def _finished(
             run = started(run, job.config, job.keys, job.target, proposal)
             saver.save_if_due(run)
         if streamer is not None:
-            streamer.put(run.state.ids)
+            streamer.put(run.cold.ids)
         run = _run_epochs(job._replace(run=run), proposal, criteria, streamer, saver)
     saver.save(run)
     if streamer is not None:
@@ -327,7 +337,7 @@ def _run_epochs(
             for criterion in criteria:
                 done |= row_truths(
                     f"stopping_criteria: {name_of(criterion)}",
-                    criterion(job.target.copied(run.state.ids), None),
+                    criterion(job.target.copied(run.cold.ids), None),
                     len(done),
                 )
             if criteria and bool(done.all()):

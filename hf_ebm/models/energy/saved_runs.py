@@ -105,7 +105,7 @@ def resumed(
         raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
     if config.num_epochs < run.epoch + (run.step > 0):
         raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
-    check_run_fits(config, *run.state.ids.shape)
+    check_run_fits(config, len(run.samples), run.state.ids.shape[1])
     energy = None if model is None else model.config.energy
     if run.run_config["energy"] != energy:
         raise ValueError(f"resume_from: the saved run samples {run.run_config['energy']!r}, this model {energy!r}")
