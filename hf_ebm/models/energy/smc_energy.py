@@ -38,7 +38,7 @@ logger = logging.get_logger(__name__)
 _PILOT = 0
 # Settings of chains that annealed particles have no use for.
 _OF_CHAINS_ALONE = (
-    "decoder", "num_chains", "num_epochs", "burn_in", "thinning", "accept_all_epochs", "final_block_size",
+    "decoder", "num_chains", "num_epochs", "burn_in", "thinning", "accept_all_epochs", "final_block_size", "replica_temperatures",
     "energy_temperature_decay", "min_energy_temperature", "warm_start",
 )  # fmt: skip
 
