@@ -109,10 +109,27 @@ def by_gradients(proposal_of: Callable[[], GradientProposal], every: Callable[[i
     return sample
 
 
+def particles(number: int, **settings) -> Sampler:
+    """`sample_smc` with so many particles a run; a run after the other, along the ladder of the first, at least two."""
+
+    def sample(target: Target, start: Tensor, rows: int, seed: int) -> Draws:
+        ladder, runs = None, []
+        with target.counted() as count:
+            while count["rows"] < rows or len(runs) < 2:
+                given = {"seed": seed, "run_keys": [(0, len(runs))], **settings, **target.settings}
+                runs.append(target.model.sample_smc(target.prompt, num_particles=number, ladder=ladder, **given))
+                ladder = runs[0].levels.beta[0].tolist()
+        energies, weights = (torch.cat([getattr(run, name) for run in runs]) for name in ("energies", "log_weights"))
+        states = torch.stack([run.sequences[:, target.columns] for run in runs])
+        return Draws(energies, states, 0, count["rows"], weights)
+
+    return sample
+
+
 _BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
 
 # Those that need a masked language model.
-OF_MASKED_MODELS: set[str] = set()
+OF_MASKED_MODELS = {"SMC of 16", "SMC of 64"}
 
 # Every sampler there is, the one that others are compared with first. An entry is all that a new one needs.
 SAMPLERS: dict[str, Sampler] = {
@@ -126,6 +143,8 @@ SAMPLERS: dict[str, Sampler] = {
     "3 contiguous": chains(block_size=3, delayed_acceptance=1, **_BLOCKS),
     "1 and 3": chains(block_size=[1, 3], delayed_acceptance=1, **_BLOCKS),
     "2, 4 and 6": chains(block_size=[2, 4, 6], delayed_acceptance=1, **_BLOCKS),
+    "SMC of 16": particles(16, block_size=2, delayed_acceptance=1, **_BLOCKS),
+    "SMC of 64": particles(64, block_size=2, delayed_acceptance=1, **_BLOCKS),
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),
     "discrete Langevin": by_gradients(lambda: DiscreteLangevin(0.2), every=lambda length: 1),
 }
