@@ -127,6 +127,8 @@ def particles(number: int, **settings) -> Sampler:
 
 
 _BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
+_PAIRS = {"block_size": 2, "delayed_acceptance": 1, **_BLOCKS}
+_LADDER = [1.0, 1.25, 1.6, 2.1]
 
 # Those that need a masked language model.
 OF_MASKED_MODELS = {"SMC of 16", "SMC of 64"}
@@ -137,14 +139,16 @@ SAMPLERS: dict[str, Sampler] = {
     "single site": chains(),
     "single site, delayed w=1": chains(delayed_acceptance=1),
     "single site, exclude_current": chains(exclude_current=True),
-    "pairs": chains(block_size=2, delayed_acceptance=1, **_BLOCKS),
+    "pairs": chains(**_PAIRS),
     "pairs, not delayed": chains(block_size=2, **_BLOCKS),
     "3 scattered, parallel": chains(block_size=3),
     "3 contiguous": chains(block_size=3, delayed_acceptance=1, **_BLOCKS),
     "1 and 3": chains(block_size=[1, 3], delayed_acceptance=1, **_BLOCKS),
     "2, 4 and 6": chains(block_size=[2, 4, 6], delayed_acceptance=1, **_BLOCKS),
-    "SMC of 16": particles(16, block_size=2, delayed_acceptance=1, **_BLOCKS),
-    "SMC of 64": particles(64, block_size=2, delayed_acceptance=1, **_BLOCKS),
+    "single site, 4 replicas": chains(replica_temperatures=_LADDER),
+    "pairs, 4 replicas": chains(replica_temperatures=_LADDER, **_PAIRS),
+    "SMC of 16": particles(16, **_PAIRS),
+    "SMC of 64": particles(64, **_PAIRS),
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),
     "discrete Langevin": by_gradients(lambda: DiscreteLangevin(0.2), every=lambda length: 1),
 }
