@@ -87,7 +87,7 @@ def _of_chains(draws: Draws, seconds: float, token: int) -> dict:
     estimates = [
         _estimate(draws.rows * end / count, kept(draws.energies[:, :end]), kept(draws.states[:, :end]), token)
         for end in ends
-        if end >= 4
+        if end >= 4 or end == count
     ]
     return {
         "estimates": estimates, "sd_energy": float(energies.std()),

@@ -33,14 +33,14 @@ class MaskedTarget:
         prompt: (1, T) ids with a mask at each free position.
         token: the token whose share of the free positions is estimated.
         only: the tokens that free positions may hold, by default all that may be proposed.
-        is_enumerable: whether all sequences can be listed.
+        is_known: whether all sequences can be listed, so that means are known.
     """
 
     model: EnergyModel
     prompt: Tensor
     token: int
     only: tuple[int, ...] = ()
-    is_enumerable: bool = False
+    is_known: bool = False
 
     @cached_property
     def columns(self) -> list[int]:
@@ -112,10 +112,8 @@ class MaskedTarget:
             tables.append(torch.cat([part.log_softmax(-1)[:, self.words].double() for part in found]))
         return energies_from_contexts(tables)
 
-    def known(self) -> tuple[float, float, str] | None:
-        """Mean energy and the token's share, and how they are known; `None` if they can't be."""
-        if not self.is_enumerable:
-            return None
+    def known(self) -> tuple[float, float, str]:
+        """Mean energy and the token's share, and how they are known."""
         energies, length = self.energies(), len(self.columns)
         law = (energies - energies.min()).neg().exp()
         law /= law.sum()
@@ -147,7 +145,7 @@ class LatticeTarget:
         token: the state whose share of the sites is estimated.
     """
 
-    rows_each = 1
+    rows_each, is_known = 1, True
     # There are no token terms to decide on first.
     settings: ClassVar[dict] = {"delayed_acceptance": None}
 
@@ -217,7 +215,7 @@ def embedded_of_few_words(length: int, words: int) -> MaskedTarget:
     with torch.no_grad():
         logits = target.model.mlm(input_ids=target.prompt).logits[0, target.columns]
     likely = logits.masked_fill(~target.support, -torch.inf).softmax(-1).sum(0).topk(words).indices.tolist()
-    return MaskedTarget(target.model, target.prompt, likely[0], tuple(likely), is_enumerable=True)
+    return MaskedTarget(target.model, target.prompt, likely[0], tuple(likely), is_known=True)
 
 
 @cache
@@ -232,7 +230,7 @@ def _reactions():
 
 
 # An acylation; base and solvent, between its reactants and its product, may be many.
-REACTANTS, CONDITIONS, PRODUCT = "O=C(Cl)c1ccccc1.NCc1ccccc1.", "CCN(CC)CC.ClCCl", ">>O=C(NCc1ccccc1)c1ccccc1"
+REACTANTS, CONDITIONS, PRODUCT = "CC(=O)Cl.CN.", "CCN(CC)CC.ClCCl", ">>CC(=O)NC"
 
 
 def reaction(masked: int) -> MaskedTarget:
@@ -251,7 +249,7 @@ def toy(sharpness: float) -> MaskedTarget:
     mlm = BertForMaskedLM(BertConfig(vocab_size=13, initializer_range=sharpness, **shape)).eval()
     roles = {"mask_token_id": 3, "pad_token_id": 0, "special_token_ids": [0, 1, 2], "excluded_token_ids": [4]}
     model = EnergyModel(mlm, prefix_token_ids=[1], suffix_token_ids=[2], **roles)
-    return MaskedTarget(model, torch.tensor([[1, 3, 3, 3, 3, 2]]), 5, is_enumerable=True)
+    return MaskedTarget(model, torch.tensor([[1, 3, 3, 3, 3, 2]]), 5, is_known=True)
 
 
 # Every target there is, made when it is asked for. An entry is all that a new one needs.
