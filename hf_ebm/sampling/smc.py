@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Particles are resampled where their effective number is below this share.
 RESAMPLED_BELOW = 0.5
 # Where the first β is looked for, and halvings until the next one is found.
-_FIRST, _HALVINGS = 50, 50
+_FIRST, _HALVINGS = torch.logspace(-3, 0, 61, dtype=torch.float64), 50
 
 # `(level, log weights (R, N), energies (R, N), β (R,)) -> (R,)`, the next β of each run.
 Schedule = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -83,6 +83,27 @@ def reweighting(change: Tensor, energies: Tensor) -> Tensor:
     return torch.where(energies < torch.inf, -change[:, None] * energies, -torch.inf)
 
 
+def stepping_stones(ladder: Tensor, energies: Tensor) -> Tensor:
+    """(R,) log Z at the last β of a ladder less that at the first, by the stepping-stone method (Xie et al. 2011).
+
+    It is `Σ_k log mean exp(-(β_k+1 - β_k) E)`, each mean over samples at β_k.
+
+    Args:
+        ladder: (S,) rising β.
+        energies: (R, n, S) energies of n samples at each, those at the last of which aren't needed.
+
+    Example:
+        >>> ladder, energies = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([[[0.0, 2.0, 9.0], [0.0, 2.0, 9.0]]])
+        >>> stepping_stones(ladder, energies)
+        tensor([-1.])
+    """
+    steps = [
+        log_mean_weight(reweighting(change.expand(len(energies)), energies[..., place]))
+        for place, change in enumerate(ladder.diff())
+    ]
+    return torch.stack(steps).sum(0)
+
+
 def systematic(log_weights: Tensor, uniforms: Tensor, number: int | None = None) -> Tensor:
     """(R, n) particles of each run, by systematic resampling (Kitagawa 1996): one number in [0, 1) a run decides.
 
@@ -101,7 +122,7 @@ def systematic(log_weights: Tensor, uniforms: Tensor, number: int | None = None)
 
 
 def adaptive(target_cess: float) -> Schedule:
-    """The first β has the largest effective sample size, the next ones a conditional one of `target_cess`.
+    """Each next β has a conditional effective sample size of `target_cess`; the first at least that, or the largest.
 
     Example:
         >>> zeros = torch.zeros(1, 2).double()
@@ -111,7 +132,7 @@ def adaptive(target_cess: float) -> Schedule:
 
     def schedule(level: int, log_weights: Tensor, energies: Tensor, beta: Tensor) -> Tensor:
         if level == 0:
-            return _first_inverse_temperature(log_weights, energies)
+            return _first_inverse_temperature(log_weights, energies, target_cess)
         return next_inverse_temperature(log_weights, energies, beta, target_cess)
 
     return schedule
@@ -138,11 +159,14 @@ def falling(ladders: Tensor) -> Tensor:
     return torch.cat([ladders.flip(1)[:, 1:], torch.zeros_like(ladders[:, :1])], 1)
 
 
-def _first_inverse_temperature(log_weights: Tensor, energies: Tensor) -> Tensor:
+def _first_inverse_temperature(log_weights: Tensor, energies: Tensor, target_cess: float) -> Tensor:
     equal = torch.zeros_like(log_weights)
-    betas = torch.linspace(1 / _FIRST, 1, _FIRST, dtype=torch.float64)
-    shares = [conditional_ess(equal, log_weights + reweighting(own.expand(len(energies)), energies)) for own in betas]
-    return betas[torch.stack(shares).argmax(0)]
+    shares = torch.stack(
+        [conditional_ess(equal, log_weights + reweighting(own.expand(len(energies)), energies)) for own in _FIRST]
+    )
+    enough = (shares >= target_cess).long()
+    last = len(_FIRST) - 1 - enough.flip(0).argmax(0)
+    return _FIRST[torch.where(enough.any(0), last, shares.argmax(0))]
 
 
 def next_inverse_temperature(log_weights: Tensor, energies: Tensor, beta: Tensor, target_cess: float) -> Tensor:

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 
+from hf_ebm.sampling.smc import stepping_stones
 from tests.conftest import tiny_energy_model
 
 WORDS = [5, 6, 7, 8]
@@ -38,8 +39,32 @@ def test_estimates_enclose_log_partition(model):
     assert abs(float(found.log_partition) - exact) < 4 * float(found.error) < 0.6
     assert abs(float(found.upper) - exact) < 4 * float(found.upper_error) < 0.6
     assert float(found.error) > 0 and found.num_masked_rows > 0 and found.method == "smc"
-    without = model.log_partition(**SETTINGS, upper=False)
+    lower = {name: value for name, value in SETTINGS.items() if name not in ("num_chains", "num_epochs")}
+    without = model.log_partition(**lower, upper=False)
     assert torch.equal(without.log_partition, found.log_partition) and without.upper.isnan().all()
+
+
+def test_stepping_stones_are_those_of_exact_means():
+    """With samples at each β in their exact shares the estimate is exact."""
+    energies, ladder = torch.tensor([0.0, 1.0, 3.0]).double(), torch.tensor([0.2, 0.5, 1.0]).double()
+    log_z = torch.stack([(-beta * energies).logsumexp(0) for beta in ladder])
+    counts = [(1000 * (-beta * energies).softmax(0)).round().long() for beta in ladder]
+    samples = torch.stack(
+        [energies.repeat_interleave(torch.cat([own[:2], 1000 - own[:2].sum()[None]])) for own in counts], 1
+    )
+    found = stepping_stones(ladder, samples[None])
+    torch.testing.assert_close(found, (log_z[2] - log_z[0])[None], atol=2e-3, rtol=0)
+
+
+def test_stepping_stone_of_several_lengths(model):
+    """The fill's estimate at the ladder's first β, and replicas from there to 1; the chains' samples give the upper."""
+    ladder = [0.3, 0.6, 1.0]
+    settings = {**SETTINGS, "lengths": [2, 1], "num_runs": 5, "num_particles": 32, "num_epochs": 16, "ladder": ladder}
+    found = model.log_partition(**settings, method="stepping_stone")
+    for row, length in enumerate((2, 1)):
+        exact = float(plain(model, length))
+        assert abs(float(found.log_partition[row]) - exact) < 4 * float(found.error[row]) < 0.8
+        assert abs(float(found.upper[row]) - exact) < 4 * float(found.upper_error[row]) < 0.8
 
 
 def test_refusals(model, rows_run):
@@ -48,6 +73,9 @@ def test_refusals(model, rows_run):
         ({"lengths": 17, "method": "exact"}, "method"),
         ({"max_changes": 1}, "max_changes"),
         ({"upper": 2}, "upper"),
+        ({"num_chains": 3, "upper": False}, "num_chains"),
+        ({"num_epochs": 3, "method": "exact"}, "num_epochs"),
+        ({"replica_temperatures": [1, 2], "method": "stepping_stone"}, "replica_temperatures"),
     ):
         with pytest.raises(ValueError, match=message):
             model.log_partition(**{"lengths": 2, **settings})

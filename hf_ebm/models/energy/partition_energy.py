@@ -12,31 +12,34 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_truth, check_choice, shown
+from hf_ebm.checks import as_truth, as_whole, check_choice, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.chains import Chains
-from hf_ebm.models.energy.smc_energy import AskedParticles, asked_particles, by_prompt, named_rows
+from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows
+from hf_ebm.models.energy.smc_energy import annealed, particles_of
 from hf_ebm.random_state import stream_seed
 from hf_ebm.runtime import check_fits, where_float64_is
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.constraints import at_least_away
 from hf_ebm.sampling.fill_estimates import LogPartition
+from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.sampler import ChainKey
-from hf_ebm.sampling.smc import falling, fixed, log_mean_weight
+from hf_ebm.sampling.smc import falling, fixed, log_mean_weight, reweighting, stepping_stones
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target
-from hf_ebm.scoring.joint_fills import FillSpace, Slot, joint_tables, summarized
+from hf_ebm.scoring.joint_fills import FillSpace, Slot, independent_tables, joint_tables, summarized
+from hf_ebm.scoring.logits_cache import MaskedLogitsCache
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
 
-METHODS = ("exact", "smc")
+METHODS = ("exact", "smc", "stepping_stone")
 # Sequences that "exact" weighs at most.
 _MOST_SEQUENCES = 2**30
 # Numbers of the seed of chains, and of the particles that start at their samples.
 _CHAINS, _REVERSE = 1, 2
-# Settings of the chains that the reverse run starts at, where none are given, and which may be.
+# Settings of the chains, where none are given, and which may be.
 _NUM_CHAINS, _NUM_EPOCHS = 8, 64
-_OF_CHAINS = ("num_chains", "num_epochs", "burn_in", "thinning")
+_OF_CHAINS = ("num_chains", "num_epochs", "burn_in", "thinning", "replica_temperatures")
 
 
 @model_output
@@ -44,7 +47,7 @@ class LogPartitionOutput(ModelOutput):
     """log Z of `exp(-E/τ)` of B prompts, over all sequences that may be sampled, in nats (float64).
 
     Args:
-        log_partition: (B,) log Z, or an estimate, which isn't above it in expectation.
+        log_partition: (B,) log Z, or an estimate; that of `"smc"` isn't above it in expectation.
         error: (B,) its standard error over independent runs; 0 where it is exact, NaN for one run.
         upper: (B,) an estimate that isn't below log Z in expectation where the chains' samples are those of the target,
             NaN where none was asked for; log Z where that is exact.
@@ -98,12 +101,14 @@ def log_partition(
         generation_config: as for `sample_smc`.
         method: `"exact"` enumerates: `m K^(m-1)` masked rows for m free positions of K tokens each. `"smc"` anneals, as
             `sample_smc` does: the mean of `num_runs` estimates of Z, which are unbiased, so that its logarithm is below
-            log Z in expectation (Jensen's inequality).
+            log Z in expectation (Jensen's inequality). `"stepping_stone"` (Xie et al. 2011) starts at the fill's
+            estimate at the ladder's first β and multiplies means of `exp(-Δβ E/τ)` over chains at each β, which are
+            replicas of each other; it is no bound.
         upper: whether an estimate from above is made (bidirectional Monte Carlo, Grosse, Ghahramani & Adams 2015): the
             same annealing backwards, started at samples of chains, estimates 1/Z. It is a bound in expectation if those
             are samples of the target. Chains give such in the long run only: where they miss a mode it is too low, and
             a small gap says no more than that both found the same modes. `num_chains` (of each run), `num_epochs`,
-            `burn_in` and `thinning` are settings of these chains.
+            `burn_in`, `thinning` and `replica_temperatures` are settings of these chains.
         num_particles, num_runs, target_cess, ladder, num_moves: as for `sample_smc`.
         encoder_input_ids, encoder_attention_mask, extra_energies, token_budget, overrides: as for `sample_smc`.
 
@@ -119,79 +124,140 @@ def log_partition(
         >>> bool(exact.error == 0), found.log_partition.shape, found.method
         (True, torch.Size([1]), 'smc')
     """
-    check_choice("method", method, METHODS)
-    upper = as_truth("upper", upper)
     inputs = {
         "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
         "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
     }  # fmt: skip
-    of_chains = {name: overrides.pop(name) for name in _OF_CHAINS if name in overrides}
+    of_chains, overrides = parted(method, upper, overrides)
     with evaluation_mode(model):
-        asked = asked_particles(
-            model, inputs, generation_config, overrides, num_particles, num_runs, None, num_moves,
-            extra_energies, token_budget,
+        asked = particles_of(
+            model, inputs, generation_config, overrides, extra_energies, token_budget,
+            num_particles=num_particles, num_runs=num_runs, run_keys=None, num_moves=num_moves,
         )  # fmt: skip
-        if method == "exact":
-            return _output(method, asked, *_enumerated(asked))
-        ladders, num_rows = asked.ladders(target_cess, ladder)
-        lower = asked.sampled(ladders, num_rows)
-        num_rows, above = lower.num_masked_rows, dict.fromkeys(lower.log_partition, LogPartition(math.nan, math.nan))
+        return found_partition(asked, method, upper, target_cess, ladder, of_chains)
+
+
+def parted(method: object, upper: object, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the chains alone, and the others. Raises `ValueError` for such that a method has no use for."""
+    check_choice("method", method, METHODS)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    of_chains = {name: value for name, value in given.items() if name in _OF_CHAINS}
+    if of_chains and (method == "exact" or (method == "smc" and not as_truth("upper", upper))):
+        raise ValueError(f"{next(iter(of_chains))} has no effect without chains; leave it unset")
+    if method == "stepping_stone" and "replica_temperatures" in of_chains:
+        raise ValueError("replica_temperatures: with 'stepping_stone' they are those of the ladder; give ladder")
+    return of_chains, {name: value for name, value in given.items() if name not in of_chains}
+
+
+def found_partition(
+    asked: AskedParticles,
+    method: str,
+    upper: bool,
+    target_cess: float,
+    ladder: Sequence[float] | None,
+    of_chains: dict[str, Any],
+) -> LogPartitionOutput:
+    """log Z of the prompts of particles by a method: see `log_partition`."""
+    upper = as_truth("upper", upper)
+    if method == "exact":
+        return _output(method, asked, *_enumerated(asked))
+    ladders, num_rows = asked.ladders(target_cess, ladder)
+    above = dict.fromkeys((key.prompt for key in asked.keys), LogPartition(math.nan, math.nan))
+    samples: list[Tensor] = []
+    if method == "smc":
+        out = annealed(asked, ladders, num_rows)
+        found, num_rows = out.log_partition, out.num_masked_rows
         if upper:
-            above, more = _from_above(asked, ladders, of_chains)
-            num_rows += more
-    return _output(method, asked, lower.log_partition, above, num_rows)
+            chains = _chains(asked, asked.keys, of_chains)
+            samples, num_rows = _of_runs(chains.samples, len(asked.keys)), num_rows + chains.num_masked_rows
+    else:
+        found, samples, more = _stepping_stones(asked, ladders, of_chains)
+        num_rows += more
+    if upper:
+        above, more = _from_above(asked, ladders, samples)
+        num_rows += more
+    return _output(method, asked, found, above, num_rows)
 
 
 def _output(
-    method: str, asked: AskedParticles, lower: dict[int, LogPartition], upper: dict[int, LogPartition], num_rows: int
+    method: str, asked: AskedParticles, found: dict[int, LogPartition], upper: dict[int, LogPartition], num_rows: int
 ) -> LogPartitionOutput:
-    numbers = [torch.tensor(own, dtype=torch.float64).T for own in (list(lower.values()), list(upper.values()))]
+    numbers = [torch.tensor(list(own.values()), dtype=torch.float64).T for own in (found, upper)]
     return LogPartitionOutput(
         log_partition=numbers[0][0], error=numbers[0][1], upper=numbers[1][0], upper_error=numbers[1][1],
         method=method, num_masked_rows=num_rows, seed=asked.config.seed,
     )  # fmt: skip
 
 
-def _from_above(
-    asked: AskedParticles, ladders: Tensor, of_chains: Mapping[str, Any]
-) -> tuple[dict[int, LogPartition], int]:
-    """Estimates of log Z by annealing from samples of chains to the fill, and the masked rows that took."""
-    settings: dict[str, Any] = {"num_chains": _NUM_CHAINS, "num_epochs": _NUM_EPOCHS} | {
-        name: value for name, value in of_chains.items() if value is not None
-    }
+def _chains(asked: AskedParticles, keys: Sequence[ChainKey], of_chains: Mapping[str, Any]) -> ChainGenerationOutput:
+    """Chains of some runs, which have as many each."""
+    settings: dict[str, Any] = {"num_chains": _NUM_CHAINS, "num_epochs": _NUM_EPOCHS, **of_chains}
+    number = as_whole("num_chains", settings.pop("num_chains"), 1)
+    settings.setdefault("burn_in", as_whole("num_epochs", settings["num_epochs"], 2) // 2)
     config = copy.copy(asked.config)
     config.seed = stream_seed(asked.config.seed, _CHAINS)
-    settings.setdefault("burn_in", settings["num_epochs"] // 2)
-    number, given = settings["num_chains"], {**asked.inputs, **asked.further_inputs}
-    out = asked.model.generate(
-        generation_config=config,
-        chain_keys=[(key.prompt, key.chain * number + own) for key in asked.keys for own in range(number)],
-        extra_energies=asked.extra, token_budget=asked.token_budget,
-        **given, **settings,
-    )  # fmt: skip
-    annealing, _ = asked.prepared(asked.keys, stream_seed(asked.config.seed, _REVERSE))
-    samples = out.samples.view(len(asked.keys), -1, out.samples.shape[2])
-    chosen = torch.arange(asked.num_particles) * samples.shape[1] // asked.num_particles
+    chain_keys = [(key.prompt, key.chain * number + own) for key in keys for own in range(number)]
+    return asked.generate(generation_config=config, chain_keys=chain_keys, **settings)
+
+
+def _of_runs(values: Tensor, runs: int) -> list[Tensor]:
+    """What chains (C, n, …) say of their runs: (C / R n, …) of each."""
+    return list(values.reshape(runs, -1, *values.shape[2:]))
+
+
+def _stepping_stones(
+    asked: AskedParticles, ladders: Tensor, of_chains: Mapping[str, Any]
+) -> tuple[dict[int, LogPartition], list[Tensor], int]:
+    """Estimates from fills and chains at each β of the ladders, with samples of each run, and the rows that took."""
+    annealing, chains = asked.prepared(asked.keys, asked.config.seed)
     with named_rows(annealing):
-        particles = annealing.started(samples[:, chosen].flatten(0, 1))
-        particles, _ = annealing.annealed(particles, 1.0, 0.0, fixed(falling(ladders)))
+        fills = annealing.filled(chains.ids)
+    tau, num_rows = asked.config.energy_temperature, annealing.target.runner.num_rows
+    logs = log_mean_weight(fills.log_weights + reweighting(ladders[:, 0], fills.energies / tau))
+    samples: dict[int, Tensor] = {}
+    for prompt in dict.fromkeys(key.prompt for key in asked.keys):
+        rows = [row for row, key in enumerate(asked.keys) if key.prompt == prompt]
+        betas = ladders[rows[0]].unique()
+        replicas = {"replica_temperatures": (1 / betas).flip(0).tolist()} if len(betas) > 1 else {}
+        out = _chains(asked, [asked.keys[row] for row in rows], {**of_chains, **replicas})
+        if out.replicas is not None:
+            energies = out.replicas.energies[..., torch.tensor(out.kept_epochs)].flip(1).transpose(1, 2)
+            logs[rows] += stepping_stones(betas, torch.stack(_of_runs(energies, len(rows))) / tau)
+        samples |= dict(zip(rows, _of_runs(out.samples, len(rows)), strict=True))
+        num_rows += out.num_masked_rows
+    return by_prompt(logs, asked.keys), [samples[row] for row in range(len(asked.keys))], num_rows
+
+
+def _from_above(asked: AskedParticles, ladders: Tensor, samples: list[Tensor]) -> tuple[dict[int, LogPartition], int]:
+    """Estimates by annealing from samples (n, T) of each run to the fill, and the masked rows that took."""
+    annealing, chains = asked.prepared(asked.keys, stream_seed(asked.config.seed, _REVERSE))
+    ids = chains.ids.clone()
+    for own, start in zip(samples, ids.split(asked.num_particles), strict=True):
+        start[:, : own.shape[1]] = own[torch.arange(len(start)) * len(own) // len(start)]
+    with named_rows(annealing):
+        particles, _ = annealing.annealed(annealing.started(ids), 1.0, 0.0, fixed(falling(ladders)))
         particles = annealing.back_to_fill(particles)
     found = by_prompt(log_mean_weight(particles.log_weights), asked.keys)
     upper = {prompt: LogPartition(-own.value, own.error) for prompt, own in found.items()}
-    return upper, out.num_masked_rows + annealing.target.runner.num_rows
+    return upper, annealing.target.runner.num_rows
 
 
 def _enumerated(asked: AskedParticles) -> tuple[dict[int, LogPartition], dict[int, LogPartition], int]:
     """log Z of each prompt by enumeration, twice, and the masked rows that took."""
     prompts = list(dict.fromkeys(key.prompt for key in asked.keys))
     annealing, chains = replace(asked, num_particles=1).prepared([ChainKey(own, 0) for own in prompts], 0)
-    target, model = annealing.target, asked.model
-    runner = model.masked_batch_runner(asked.token_budget)  # rows are of other sequences than a cache keeps
+    target, runner = annealing.target, annealing.target.runner
+    if isinstance(runner, MaskedLogitsCache):  # rows are of other sequences than it keeps
+        runner = runner.runner
     spaces = [_space(target, chains, row, prompt) for row, prompt in enumerate(prompts)]
-    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if runner.dtype == torch.float64 else torch.float32
     found = {}
     for row, (prompt, space) in enumerate(zip(prompts, spaces, strict=True)):
-        tables = joint_tables(runner, space, model.config.energy, dtype)
+        if target.energy is None:  # there are no terms of tokens
+            every = [torch.arange(size, device=space.ids.device) for size in space.sizes]
+            tables = independent_tables([own.double() * 0 for own in every], every)
+        else:
+            tables = joint_tables(runner, space, target.energy, dtype)
         further = _further(asked, target, chains, row)
         summary = summarized(tables, space, asked.config.energy_temperature, 1, [], further)
         found[prompt] = LogPartition(float(summary.log_partition), 0.0)

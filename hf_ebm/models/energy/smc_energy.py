@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput, logging
 
-from hf_ebm.checks import as_ids, as_number, as_whole, listed, number, shown
+from hf_ebm.checks import as_ids, as_whole
 from hf_ebm.model_modes import evaluation_mode, model_output
-from hf_ebm.models.energy.chains import Chains, build_chains, check_avoid, checked_keys, constrained, proposal_support
+from hf_ebm.models.energy.chains import Chains, build_chains, check_avoid, proposal_support
 from hf_ebm.models.energy.generation_energy import model_target
 from hf_ebm.models.energy.inputs import is_model_input
-from hf_ebm.random_state import generator_of, stream_seed
+from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows, settings_of_particles
+from hf_ebm.random_state import generator_of
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.fill_estimates import LogPartition, estimated_log_partition
-from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.proposals import proposal_of
-from hf_ebm.sampling.sampler import ChainKey
-from hf_ebm.sampling.smc import Annealing, Levels, Particles, adaptive, fixed, log_mean_weight, systematic
-from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, as_extra_energies
-from hf_ebm.scoring.rows import BadLogitsError, attended_mask
+from hf_ebm.sampling.fill_estimates import LogPartition
+from hf_ebm.sampling.smc import Levels, fixed, log_mean_weight, systematic
+from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
+from hf_ebm.scoring.rows import attended_mask
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
-
-# Number of the seed of runs that choose ladders.
-_PILOT = 0
-# Settings of chains that annealed particles have no use for.
-_OF_CHAINS_ALONE = (
-    "decoder", "num_chains", "num_epochs", "burn_in", "thinning", "accept_all_epochs", "final_block_size", "replica_temperatures",
-    "energy_temperature_decay", "min_energy_temperature", "warm_start",
-)  # fmt: skip
 
 
 @model_output
@@ -167,166 +154,62 @@ def sample_smc(
         "encoder_input_ids": encoder_input_ids, "encoder_attention_mask": encoder_attention_mask,
     }  # fmt: skip
     with evaluation_mode(model):
-        asked = asked_particles(
-            model, inputs, generation_config, overrides, num_particles, num_runs, run_keys, num_moves,
-            extra_energies, token_budget,
+        asked = particles_of(
+            model, inputs, generation_config, overrides, extra_energies, token_budget,
+            num_particles=num_particles, num_runs=num_runs, run_keys=run_keys, num_moves=num_moves,
         )  # fmt: skip
-        return asked.sampled(*asked.ladders(target_cess, ladder))
+        return annealed(asked, *asked.ladders(target_cess, ladder))
 
 
-@dataclass(frozen=True)
-class AskedParticles:
-    """What arguments of `sample_smc` ask for, checked: how particles are made, and of which runs."""
-
-    model: EnergyModel
-    inputs: dict[str, Tensor | None]
-    further_inputs: dict[str, Any]
-    config: ResolvedChainConfig
-    extra: tuple[ExtraEnergy, ...]
-    keys: list[ChainKey]
-    num_particles: int
-    num_moves: int
-    token_budget: int | None
-
-    def prepared(self, keys: list[ChainKey], seed: int) -> tuple[Annealing, Chains]:
-        """The annealing of some runs with a seed of their own, and the chains that are their particles."""
-        config, own = copy.copy(self.config), range(self.num_particles)
-        config.seed = seed
-        chain_keys = [(prompt, run * self.num_particles + number) for prompt, run in keys for number in own]
-        support = proposal_support(self.model, config.suppress_tokens)
-        chains = build_chains(self.model, config, chain_keys, self.inputs, None, self.further_inputs)
-        target = model_target(self.model, chains, config, support, self.extra, self.token_budget)
-        target = constrained(target, config, chains.keys, chains.ids)
-        proposal = proposal_of(config, support)
-        return Annealing(keys, self.num_particles, config, target, proposal, self.num_moves), chains
-
-    def ladders(self, target_cess: float, ladder: Sequence[float] | None) -> tuple[Tensor, int]:
-        """The β of each run (R, S), and the masked rows that it took to find them.
-
-        Without a given ladder a pilot run for each prompt, which is used for nothing else, finds them: chosen by the
-        particles that they weigh, β would favour small estimates.
-        """
-        schedule, given = adaptive(as_number("target_cess", target_cess, above=0, below=1)), as_ladder(ladder)
-        if given is not None:
-            return given.expand(len(self.keys), -1), 0
-        pilots = [ChainKey(prompt, 0) for prompt in dict.fromkeys(key.prompt for key in self.keys)]
-        annealing, chains = self.prepared(pilots, stream_seed(self.config.seed, _PILOT))
-        with named_rows(annealing):
-            _, levels = annealing.annealed(annealing.filled(chains.ids), 0.0, 1.0, schedule)
-        found = levels.beta.where(levels.beta.isfinite(), 1.0)  # a run that is done stays at 1
-        found = found if found.shape[1] else torch.ones(len(pilots), 1, dtype=torch.float64)
-        number = {pilot.prompt: row for row, pilot in enumerate(pilots)}
-        return found[[number[key.prompt] for key in self.keys]], annealing.target.runner.num_rows
-
-    def sampled(self, ladders: Tensor, num_rows: int) -> SMCOutput:
-        """Anneals from the fill to the target along ladders (R, S), which took `num_rows`."""
-        annealing, chains = self.prepared(self.keys, self.config.seed)
-        with named_rows(annealing):
-            particles, levels = annealing.annealed(annealing.filled(chains.ids), 0.0, 1.0, fixed(ladders))
-        _warn_of_dead_runs(particles)
-        return SMCOutput(
-            sequences=particles.state.ids,
-            attention_mask=attended_mask(chains.start, chains.stop, chains.ids.shape[1]).long(),
-            log_weights=particles.log_weights,
-            energies=particles.energies,
-            log_partition=by_prompt(log_mean_weight(particles.log_weights), self.keys),
-            levels=levels,
-            ancestors=particles.ancestors,
-            prompt_indices=torch.tensor([key.prompt for key in self.keys]),
-            run_indices=torch.tensor([key.chain for key in self.keys]),
-            num_masked_rows=num_rows + annealing.target.runner.num_rows,
-            seed=self.config.seed,
-        )
-
-
-def asked_particles(
-    model: EnergyModel,
-    inputs: dict[str, Tensor | None],
-    generation_config: ChainGenerationConfig | None,
-    overrides: dict[str, Any],
-    num_particles: int,
-    num_runs: int,
-    run_keys: Sequence[tuple[int, int]] | None,
-    num_moves: int,
-    extra_energies: object,
-    token_budget: int | None,
-) -> AskedParticles:
-    """Checks arguments of `sample_smc`."""
-    num_particles = as_whole("num_particles", num_particles, 2)
-    num_runs, num_moves = as_whole("num_runs", num_runs, 1), as_whole("num_moves", num_moves, 0)
-    further = {name: value for name, value in overrides.items() if is_model_input(model.mlm, name)}
-    settings, ids = {name: value for name, value in overrides.items() if name not in further}, inputs["input_ids"]
-    config = _settings(model, ChainGenerationConfig.asked(generation_config), settings, ids is not None)
-    check_avoid(model, config)
-    lengths = len(config.lengths) if isinstance(config.lengths, list) else 1
-    keys = checked_keys(run_keys, lengths if ids is None else len(as_ids("input_ids", ids)), num_runs, "run")
-    extra = as_extra_energies(extra_energies)
-    return AskedParticles(model, inputs, further, config, extra, keys, num_particles, num_moves, token_budget)
-
-
-def _settings(
-    model: EnergyModel, asked: ChainGenerationConfig, overrides: dict[str, Any], has_prompts: bool
-) -> ResolvedChainConfig:
-    """Complete settings, those of chains alone at their defaults. Raises `ValueError` for such that are asked for."""
-    own = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
-    idle = [name for name in _OF_CHAINS_ALONE if name in own]
-    if idle:
-        raise ValueError(f"{idle[0]} has no effect with annealed particles; leave it unset")
-    if has_prompts and "lengths" in own:
-        raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
-    base = {name: value for name, value in model.generation_config.settings().items() if name not in _OF_CHAINS_ALONE}
-    config = asked.resolved(ChainGenerationConfig(**base), overrides)
-    if not KERNELS[config.kernel].leaves_invariant:
-        raise ValueError(f"kernel {config.kernel!r} samples no stated target, so there is nothing to anneal to")
-    if config.max_changes is not None:
-        raise ValueError("max_changes counts from where a chain starts; particles fill all free positions anew")
-    if has_prompts:
-        config.lengths = None
-    if isinstance(config.lengths, dict):
-        raise ValueError("lengths: those that are drawn have no one Z; give a list, with a prompt for each length")
-    config.num_epochs = 1  # of what is kept
-    config.draw_seed()
-    return config
-
-
-def as_ladder(ladder: object) -> Tensor | None:
-    """Inverse temperatures (S,), float64. Raises `ValueError` unless they rise from above 0 to 1."""
-    if ladder is None:
-        return None
-    numbers = [number(own) for own in listed(ladder) or []]
-    found = [own for own in numbers if own is not None]
-    rising = all(one < other for one, other in zip([0.0, *found], found, strict=False))
-    if not found or len(found) < len(numbers) or not rising or found[-1] != 1:
-        raise ValueError(f"ladder must be rising numbers above 0, the last of them 1, got {shown(ladder)}")
-    return torch.tensor(found, dtype=torch.float64)
-
-
-def by_prompt(logs: Tensor, keys: Sequence[ChainKey]) -> dict[int, LogPartition]:
-    """Of each prompt the logarithm of the mean of `exp(logs)` (R,) over its runs, and its standard error."""
-    found = {}
-    for prompt in dict.fromkeys(key.prompt for key in keys):
-        own = logs[torch.tensor([key.prompt == prompt for key in keys])]
-        if len(own) == 1 or not bool((own > -torch.inf).any()):
-            found[prompt] = LogPartition(float(own.logsumexp(0)) - math.log(len(own)), math.nan)
-        else:
-            found[prompt] = estimated_log_partition(own)
-    return found
-
-
-@contextmanager
-def named_rows(annealing: Annealing) -> Iterator[None]:
-    """Errors of logits say whose they are."""
-    try:
-        yield
-    except BadLogitsError as error:
-        key = annealing.keys[error.row // annealing.num_particles]
-        raise BadLogitsError(error.row, error.position, f"prompt {key.prompt}, run {key.chain}: row") from error
-
-
-def _warn_of_dead_runs(particles: Particles) -> None:
+def annealed(asked: AskedParticles, ladders: Tensor, num_rows: int) -> SMCOutput:
+    """Anneals from the fill to the target along ladders (R, S), which took `num_rows` to find."""
+    annealing, chains = asked.prepared(asked.keys, asked.config.seed)
+    with named_rows(annealing):
+        particles, levels = annealing.annealed(annealing.filled(chains.ids), 0.0, 1.0, fixed(ladders))
     dead = (particles.log_weights == -torch.inf).all(1)
     if bool(dead.any()):
         logger.warning(
             f"{int(dead.sum())} of {len(dead)} runs have no particle that the constraints allow: their estimate of Z "
             "is 0. More particles, or a finite penalty in place of a constraint, may help."
         )
+    return SMCOutput(
+        sequences=particles.state.ids,
+        attention_mask=attended_mask(chains.start, chains.stop, chains.ids.shape[1]).long(),
+        log_weights=particles.log_weights,
+        energies=particles.energies,
+        log_partition=by_prompt(log_mean_weight(particles.log_weights), asked.keys),
+        levels=levels,
+        ancestors=particles.ancestors,
+        prompt_indices=torch.tensor([key.prompt for key in asked.keys]),
+        run_indices=torch.tensor([key.chain for key in asked.keys]),
+        num_masked_rows=num_rows + annealing.target.runner.num_rows,
+        seed=asked.config.seed,
+    )
+
+
+def particles_of(
+    model: EnergyModel,
+    inputs: dict[str, Tensor | None],
+    generation_config: ChainGenerationConfig | None,
+    overrides: dict[str, Any],
+    extra_energies: object,
+    token_budget: int | None,
+    **numbers: Any,
+) -> AskedParticles:
+    """What arguments of `sample_smc` ask for, checked; `numbers` are those of `AskedParticles.of`."""
+    further = {name: value for name, value in overrides.items() if is_model_input(model.mlm, name)}
+    settings, ids = {name: value for name, value in overrides.items() if name not in further}, inputs["input_ids"]
+    asked = ChainGenerationConfig.asked(generation_config)
+    config = settings_of_particles(asked, model.generation_config, settings, ids is not None)
+    check_avoid(model, config)
+    lengths = len(config.lengths) if isinstance(config.lengths, list) else 1
+    extra, support = as_extra_energies(extra_energies), proposal_support(model, config.suppress_tokens)
+
+    def rows_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> tuple[Chains, Target]:
+        chains = build_chains(model, config, keys, inputs, None, further)
+        return chains, model_target(model, chains, config, support, extra, token_budget)
+
+    given: dict[str, Any] = {**inputs, **further}
+    generate = partial(model.generate, extra_energies=extra, token_budget=token_budget, **given)
+    prompts = lengths if ids is None else len(as_ids("input_ids", ids))
+    return AskedParticles.of(config, prompts, rows_of, generate, **numbers)
