@@ -4,7 +4,7 @@
 - `seq2seq`: `Seq2SeqObjectiveTrainer`, the base of those of sequence-to-sequence models, with `CrossEntropyTrainer` and
   `SelfNormalizedTrainer`; `targets`: checks and lengths of what models that generate are trained on, and decode;
 - `stepwise`: trainers that decode step by step, `ScheduledSamplingTrainer` and `SoftBeamTrainer`;
-- `mgs`, `sampled_risk` (minimum risk, policy gradient), `grpo`: trainers for a cost of decoded sequences, of
+- `mgs`, `sampled_risk` (minimum risk, policy gradient), `grpo`, `ranking`: trainers for a cost of decoded sequences, of
   sequence-to-sequence and causal models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the
   batches of `sequence_pairs`; `costs`: columns of the data that costs read, and the cost under another model;
   `reward_functions`: what `reward_funcs` may be; `rewards`: all of them together, and what is logged of them;
@@ -20,6 +20,7 @@ from hf_ebm.renamed import rename_modules, renamed_attributes
 from hf_ebm.trainers.energy import EnergyTrainer, EnergyTrainingConfig
 from hf_ebm.trainers.grpo import GRPOConfig, GRPOTrainer
 from hf_ebm.trainers.mgs import MGSConfig, MGSTrainer
+from hf_ebm.trainers.ranking import RankingConfig, RankingTrainer
 from hf_ebm.trainers.residual_nce import ResidualNCEConfig, ResidualNCETrainer
 from hf_ebm.trainers.sampled_risk import (
     MinimumRiskConfig,
@@ -49,6 +50,8 @@ __all__ = [
     "MinimumRiskTrainer",
     "PolicyGradientConfig",
     "PolicyGradientTrainer",
+    "RankingConfig",
+    "RankingTrainer",
     "ResidualNCEConfig",
     "ResidualNCETrainer",
     "ScheduledSamplingConfig",

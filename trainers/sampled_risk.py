@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -13,9 +13,10 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
 
 from hf_ebm.checks import as_number, as_truth, as_whole, check_choice, shown
-from hf_ebm.objectives.losses import leave_one_out_baseline, minimum_risk, policy_gradient_loss
+from hf_ebm.objectives.losses import leave_one_out_baseline, length_normalized, minimum_risk, policy_gradient_loss
 from hf_ebm.publishing.cards import CITATIONS
 from hf_ebm.runtime import check_fits
+from hf_ebm.trainers.candidates import CandidateDecoder, by_row
 from hf_ebm.trainers.objective import LossTerms
 from hf_ebm.trainers.sequence_pairs import SequencePairs
 from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
@@ -50,43 +51,119 @@ class SampledRiskConfig(TaskLossConfig):
         self.cross_entropy_weight = as_number("cross_entropy_weight", self.cross_entropy_weight, least=0)
 
 
+CANDIDATES = ("sampling", "beams")
+
+
 @dataclass
-class MinimumRiskConfig(SampledRiskConfig):
-    """Arguments of `MinimumRiskTrainer`, beside those of `SampledRiskConfig`.
+class CandidateSetConfig(SampledRiskConfig):
+    """Arguments of the trainers on a set of different candidates, beside those of `SampledRiskConfig`.
+
+    Args:
+        candidates: where they come from: `"sampling"`, or `"beams"`, the best `num_candidates` of beam search with as
+            many beams, which else goes by the `generation_config`.
+        sampling_temperature: of samples.
+        include_target: put the target among the candidates.
+        length_penalty: power of the length by which log probabilities of candidates are divided; 0 leaves them alone.
+
+    Raises:
+        ValueError: for another source of candidates, a temperature that isn't positive, or a single candidate that is
+            not joined by the target.
+    """
+
+    candidates: str = field(default="sampling", metadata={"help": "Where candidates come from: sampling or beams."})
+    sampling_temperature: float = field(default=1.0, metadata={"help": "Temperature at which candidates are sampled."})
+    include_target: bool = field(default=True, metadata={"help": "Put the target among the candidates."})
+    length_penalty: float = field(
+        default=0.0, metadata={"help": "Power of the length by which log probabilities of candidates are divided."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("candidates", self.candidates, CANDIDATES)
+        self.include_target = as_truth("include_target", self.include_target)
+        self.sampling_temperature = as_number("sampling_temperature", self.sampling_temperature, above=0)
+        self.length_penalty = as_number("length_penalty", self.length_penalty)
+        if self.num_candidates == 1 and not self.include_target:
+            raise ValueError("num_candidates must be 2 or more without include_target: one candidate has no gradient")
+
+
+class CandidateSets(NamedTuple):
+    """Different candidates of a batch's rows, S at most, with what trainers need of them.
+
+    Attributes:
+        candidates: of each row.
+        scores: log probabilities by the length penalty, (B, S), with their gradient.
+        costs: (B, S).
+        valid: (B, S) bool, False where a row has fewer candidates.
+        cross_entropy: of each row, (B,), where it has a weight.
+        logged: terms of lengths, costs and numbers.
+    """
+
+    candidates: list[list[torch.Tensor]]
+    scores: torch.Tensor
+    costs: torch.Tensor
+    valid: torch.Tensor
+    cross_entropy: torch.Tensor | None
+    logged: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def candidate_sets(
+    decoder: CandidateDecoder, model: nn.Module, pairs: SequencePairs, args: CandidateSetConfig
+) -> CandidateSets:
+    """Finds, scores and costs the candidates that the arguments ask for."""
+    if args.candidates == "beams":
+        config = decoder.settings(pairs, do_sample=False, num_beams=args.num_candidates)
+        drawn = decoder.decode(pairs, config, num_samples=args.num_candidates)
+    else:
+        drawn, _ = decoder.sample(pairs, args.num_candidates, args.sampling_temperature)
+    targets = [[target] if args.include_target else [] for target in pairs.targets]
+    candidates = [distinct([*gold, *found]) for gold, found in zip(targets, drawn, strict=True)]
+    log_probs, cross_entropy = decoder.score(model, pairs, candidates, with_targets=args.cross_entropy_weight > 0)
+    costs = decoder.candidate_costs(pairs, candidates)
+    sizes = torch.tensor([len(found) for found in candidates], device=costs.device)
+    valid = torch.arange(costs.shape[1], device=costs.device) < sizes[:, None]
+    lengths = by_row(torch.tensor([len(ids) for found in candidates for ids in found], device=costs.device), candidates)
+    rows = torch.tensor(len(pairs), device=costs.device)
+    logged = {
+        "candidate_cost": (costs.sum(), sizes.sum()),
+        "num_distinct": (sizes.sum(), rows),
+        **decoder.length_terms([ids for found in drawn for ids in found], decoder.settings(pairs)),
+    }
+    if cross_entropy is not None:
+        logged["cross_entropy"] = (cross_entropy.sum(), rows)
+    scores = length_normalized(log_probs, lengths, args.length_penalty)
+    return CandidateSets(candidates, scores, costs, valid, cross_entropy, logged)
+
+
+@dataclass
+class MinimumRiskConfig(CandidateSetConfig):
+    """Arguments of `MinimumRiskTrainer`, beside those of `CandidateSetConfig`.
 
     Args:
         sharpness: α, the power to which probabilities are raised before they are renormalized over the candidates. The
             default is that of Shen et al. 2016. Log probabilities of sequences differ by tens of nats, so that at 1 one
             candidate has all the weight and the others no gradient; sequences of a few tokens need a larger α, by the
-            logged `effective_candidates`. The gradient of the risk is proportional to α: weigh `cross_entropy_weight`
-            against it.
-        sampling_temperature: of the candidates.
-        include_target: put the target among the candidates.
+            logged `effective_candidates`, and so do log probabilities that a `length_penalty` makes smaller. The
+            gradient of the risk is proportional to α: weigh `cross_entropy_weight` against it.
 
     Raises:
-        ValueError: for a sharpness or a temperature that isn't positive.
+        ValueError: for a sharpness that isn't positive.
     """
 
     sharpness: float = field(default=0.005, metadata={"help": "Power of the probabilities of candidates."})
-    sampling_temperature: float = field(default=1.0, metadata={"help": "Temperature at which candidates are sampled."})
-    include_target: bool = field(default=True, metadata={"help": "Put the target among the candidates."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.include_target = as_truth("include_target", self.include_target)
-        for name in ("sharpness", "sampling_temperature"):
-            setattr(self, name, as_number(name, getattr(self, name), above=0))
-        if self.num_candidates == 1 and not self.include_target:
-            raise ValueError("num_candidates must be 2 or more without include_target: one candidate has no gradient")
+        self.sharpness = as_number("sharpness", self.sharpness, above=0)
 
 
 class MinimumRiskTrainer(TaskLossTrainer):
     """`Σ_y q(y) c(y)`, `q ∝ p^α` over sampled candidates (Shen et al. 2016; Welleck and Cho 2020, equation 6).
 
-    Candidates that are equal count once. Logs `risk`, `candidate_cost` (the unweighted mean), `num_distinct` (mean
-    number of different candidates of a row), `effective_candidates` (mean of 1 / Σ q²), `decoded_length` and
-    `cut_share` of the samples, and `cross_entropy` where it has a weight. Warns once where ten batches in a row have
-    fewer than 1.5 effective candidates.
+    Candidates that are equal count once. With a `length_penalty` λ it is `q ∝ exp(α log p / length^λ)`. Logs `risk`,
+    `candidate_cost` (the unweighted mean), `num_distinct` (mean number of different candidates of a row),
+    `effective_candidates` (mean of 1 / Σ q²), `decoded_length` and `cut_share` of what was drawn, and `cross_entropy`
+    where it has a weight. Warns once where ten batches in a row have fewer than 1.5 effective candidates.
 
     Raises:
         ValueError: for several ids as the forced first or last token: which of them it is would be drawn, not by the
@@ -108,29 +185,16 @@ class MinimumRiskTrainer(TaskLossTrainer):
         self.candidates.check_scores_fit(labels, self.args.num_candidates)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
-        args, decoder = self.args, self.candidates
-        drawn, _ = decoder.sample(pairs, args.num_candidates, args.sampling_temperature)
-        targets = [[target] if args.include_target else [] for target in pairs.targets]
-        candidates = [distinct([*gold, *found]) for gold, found in zip(targets, drawn, strict=True)]
-        log_probs, cross_entropy = decoder.score(model, pairs, candidates, with_targets=args.cross_entropy_weight > 0)
-        costs = decoder.candidate_costs(pairs, candidates)
-        sizes = torch.tensor([len(found) for found in candidates], device=costs.device)
-        valid = torch.arange(costs.shape[1], device=costs.device) < sizes[:, None]
-        risk, weights = minimum_risk(log_probs, costs, valid, args.sharpness)
-        rows = torch.tensor(len(pairs), device=costs.device)
+        args = self.args
+        found = candidate_sets(self.candidates, model, pairs, args)
+        risk, weights = minimum_risk(found.scores, found.costs, found.valid, args.sharpness)
+        rows = torch.tensor(len(pairs), device=risk.device)
         effective = 1 / weights.detach().square().sum(-1)
-        self._watch(float(effective.mean()), float(sizes.float().mean()))
-        logged = {
-            "risk": (risk.sum(), rows),
-            "effective_candidates": (effective.sum(), rows),
-            "candidate_cost": (costs.sum(), sizes.sum()),
-            "num_distinct": (sizes.sum(), rows),
-            **decoder.length_terms([ids for found in drawn for ids in found], decoder.settings(pairs)),
-        }
+        self._watch(float(effective.mean()), float(found.valid.sum(1).float().mean()))
+        logged = {"risk": (risk.sum(), rows), "effective_candidates": (effective.sum(), rows), **found.logged}
         loss = risk.sum()
-        if cross_entropy is not None:
-            loss = loss + args.cross_entropy_weight * cross_entropy.sum()
-            logged["cross_entropy"] = (cross_entropy.sum(), rows)
+        if found.cross_entropy is not None:
+            loss = loss + args.cross_entropy_weight * found.cross_entropy.sum()
         return LossTerms(loss, rows, logged)
 
     def _watch(self, effective: float, different: float) -> None:

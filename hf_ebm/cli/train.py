@@ -58,6 +58,8 @@ from hf_ebm.trainers import (
     MinimumRiskTrainer,
     PolicyGradientConfig,
     PolicyGradientTrainer,
+    RankingConfig,
+    RankingTrainer,
     ResidualNCEConfig,
     ScheduledSamplingConfig,
     ScheduledSamplingTrainer,
@@ -85,6 +87,7 @@ OBJECTIVES = {
     "minimum-risk": (MinimumRiskConfig, MinimumRiskTrainer, "the expected cost of sampled sequences"),
     "policy-gradient": (PolicyGradientConfig, PolicyGradientTrainer, "the expected cost, by REINFORCE with a baseline"),
     "grpo": (GRPOConfig, GRPOTrainer, "the expected cost, by advantages in a group of samples: GRPO, Dr. GRPO"),
+    "ranking": (RankingConfig, RankingTrainer, "candidates in the order of their costs: BRIO, SLiC-HF"),
 }
 # Objectives of energies, which read other options.
 OF_ENERGIES: dict[str, tuple[type, type, Callable[..., dict[str, float]], str]] = {

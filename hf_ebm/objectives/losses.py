@@ -77,6 +77,20 @@ def log_normalizers(logits: torch.Tensor, labels: torch.Tensor) -> LogNormalizer
     return LogNormalizers(log_z.sum(), log_z.square().sum())
 
 
+def length_normalized(log_probs: torch.Tensor, lengths: torch.Tensor, penalty: float) -> torch.Tensor:
+    """Log probabilities of sequences, each divided by its length to the power of `penalty`; 0 leaves them as they are.
+
+    Args:
+        log_probs: in nats, of any shape.
+        lengths: in tokens, of the same shape; below 1 counts as 1.
+
+    Example:
+        >>> length_normalized(torch.tensor([-6.0, -6.0]), torch.tensor([2, 3]), penalty=1.0)
+        tensor([-3., -2.])
+    """
+    return log_probs / lengths.clamp_min(1).to(log_probs.dtype) ** penalty
+
+
 def minimum_risk(
     log_probs: torch.Tensor, costs: torch.Tensor, valid: torch.Tensor, sharpness: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,6 +79,19 @@ CITATIONS = {
   journal = {arXiv preprint arXiv:2503.20783},
   year = {2025}
 }""",
+    "LIU_2022": """@inproceedings{liu2022brio,
+  title = {{BRIO}: Bringing Order to Abstractive Summarization},
+  author = {Liu, Yixin and Liu, Pengfei and Radev, Dragomir and Neubig, Graham},
+  booktitle = {Annual Meeting of the Association for Computational Linguistics},
+  pages = {2890--2903},
+  year = {2022}
+}""",
+    "ZHAO_2023": """@article{zhao2023slic,
+  title = {{SLiC-HF}: Sequence Likelihood Calibration with Human Feedback},
+  author = {Zhao, Yao and Joshi, Rishabh and Liu, Tianqi and Khalman, Misha and Saleh, Mohammad and Liu, Peter J.},
+  journal = {arXiv preprint arXiv:2305.10425},
+  year = {2023}
+}""",
     "DENG_2020": """@inproceedings{deng2020residual,
   title = {Residual Energy-Based Models for Text Generation},
   author = {Deng, Yuntian and Bakhtin, Anton and Ott, Myle and Szlam, Arthur and Ranzato, Marc'Aurelio},

@@ -26,6 +26,8 @@ from hf_ebm.trainers import (
     MinimumRiskTrainer,
     PolicyGradientConfig,
     PolicyGradientTrainer,
+    RankingConfig,
+    RankingTrainer,
     ResidualNCEConfig,
     ResidualNCETrainer,
 )
@@ -41,6 +43,7 @@ ON_COSTS = {
     "mgs": (MGSTrainer, MGSConfig, {}),
     "risk": (MinimumRiskTrainer, MinimumRiskConfig, {}),
     "gradient": (PolicyGradientTrainer, PolicyGradientConfig, {}),
+    "ranking": (RankingTrainer, RankingConfig, {"candidates": "beams"}),
     "grpo": (GRPOTrainer, GRPOConfig, {"cross_entropy_weight": 1.0}),
 }
 ENERGIES = {

@@ -16,6 +16,8 @@ from hf_ebm.trainers import (
     MinimumRiskTrainer,
     PolicyGradientConfig,
     PolicyGradientTrainer,
+    RankingConfig,
+    RankingTrainer,
     sequence_pairs,
 )
 from hf_ebm.trainers.sampled_risk import distinct
@@ -34,6 +36,7 @@ KINDS = {
         MinimumRiskConfig,
         {"include_target": False, "cross_entropy_weight": 0.3, "sampling_temperature": 2.0},
     ),
+    "minimum risk, by length": (MinimumRiskTrainer, MinimumRiskConfig, {"length_penalty": 0.6, "sharpness": 2.0}),
     "self-critical": (PolicyGradientTrainer, PolicyGradientConfig, {"num_candidates": 3}),
     "running mean, mixed": (
         PolicyGradientTrainer,
@@ -41,6 +44,19 @@ KINDS = {
         {"baseline": "running_mean", "cross_entropy_weight": 0.5},
     ),
     "leave one out": (PolicyGradientTrainer, PolicyGradientConfig, {"baseline": "leave_one_out", "num_candidates": 3}),
+    "ranking": (RankingTrainer, RankingConfig, {"margin": 0.05}),
+    "ranking, beams": (
+        RankingTrainer,
+        RankingConfig,
+        {
+            "candidates": "beams",
+            "include_target": True,
+            "length_penalty": 0.0,
+            "margin": 2.0,
+            "margin_by_rank": False,
+            "cross_entropy_weight": 0.0,
+        },
+    ),
     "grpo": (GRPOTrainer, GRPOConfig, {"num_candidates": 3}),
     "grpo, iterated, mixed": (
         GRPOTrainer,
@@ -74,6 +90,11 @@ def trainer_of(kind, tmp_path, model=None, dataset=None, collator=collate_right,
         return drawn, ruled_out
 
     trainer.candidates.sample = remembered
+    if getattr(args, "candidates", None) == "beams":
+        decode = trainer.candidates.decode
+        trainer.candidates.decode = lambda *given, **options: (
+            trainer.drawn.append(decode(*given, **options)) or (trainer.drawn[-1])
+        )
     return trainer
 
 
@@ -99,6 +120,16 @@ def group_loss_by_hand(args, model, prompt, candidates, costs):
     return torch.stack(losses).mean()
 
 
+def ranking_by_hand(args, scores, costs):
+    loss, ranks = scores.sum() * 0, [sum(other < own for other in costs) for own in costs]
+    for i, better in enumerate(costs):
+        for j, worse in enumerate(costs):
+            if better < worse:
+                margin = args.margin * (ranks[j] - ranks[i] if args.margin_by_rank else 1)
+                loss = loss + max(scores[j] - scores[i] + margin, 0 * loss)
+    return loss
+
+
 def loss_by_hand(trainer, model, data, drawn, past=0.0):
     """Mean over rows, one sequence at a time."""
     args, losses = trainer.args, []
@@ -106,13 +137,20 @@ def loss_by_hand(trainer, model, data, drawn, past=0.0):
     for row, candidates, decoded in zip(data, drawn, greedy, strict=True):
         target = row["labels"][row["labels"] != -100]
         prompt = row["input_ids"][: len(row["input_ids"]) - len(target)]
-        if isinstance(trainer, MinimumRiskTrainer):
+        of_set = isinstance(trainer, (MinimumRiskTrainer, RankingTrainer))
+        if of_set:
             candidates = [*([target] if args.include_target else []), *candidates]
             candidates = [torch.tensor(ids) for ids in {tuple(ids.tolist()) for ids in candidates}]
         costs = normalized_edit_distance(candidates, [target] * len(candidates)).double()
-        never = () if isinstance(trainer, MinimumRiskTrainer) else (PAD,)  # padding is not sampled
+        never = () if of_set else (PAD,)  # padding is not sampled
         logs = torch.stack([log_prob_by_hand(model, prompt, ids, never) for ids in candidates])
-        if isinstance(trainer, MinimumRiskTrainer):
+        if of_set:
+            logs = torch.stack(
+                [value / len(ids) ** args.length_penalty for value, ids in zip(logs, candidates, strict=True)]
+            )
+        if isinstance(trainer, RankingTrainer):
+            loss = ranking_by_hand(args, logs, costs.tolist())
+        elif isinstance(trainer, MinimumRiskTrainer):
             powers = logs.exp() ** args.sharpness
             loss = (powers / powers.sum() * costs).sum()
         elif isinstance(trainer, GRPOTrainer):
@@ -346,6 +384,9 @@ def test_costs_of_a_thousand_nats_train(tmp_path):
     ("kind", "settings", "message"),
     [
         ("minimum risk", {"num_candidates": 0}, "num_candidates must be a whole number from 1 up, got 0"),
+        ("minimum risk", {"candidates": "greedy"}, "candidates must be one of 'sampling', 'beams', got 'greedy'"),
+        ("ranking", {"margin": -0.1}, "margin must be a number from 0 up"),
+        ("ranking", {"num_candidates": 1}, "num_candidates must be 2 or more without include_target"),
         ("minimum risk", {"sharpness": 0.0}, "sharpness must be a number above 0, got 0"),
         ("minimum risk", {"sampling_temperature": -1.0}, "sampling_temperature must be a number above 0"),
         ("minimum risk", {"cross_entropy_weight": -0.1}, "cross_entropy_weight must be a number from 0 up"),
