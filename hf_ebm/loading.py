@@ -19,7 +19,7 @@ from hf_ebm.assets import load_embedded, load_embedded_causal
 from hf_ebm.model_facts import check_causal
 from hf_ebm.models.adapters import own_tokenizer, refuse_adapter_alone, saved_type
 from hf_ebm.models.checkpoints import load_whole
-from hf_ebm.models.energy import EnergyModel
+from hf_ebm.models.energy import EnergyConfig, EnergyModel
 from hf_ebm.models.residual import ResidualEnergyConfig, ResidualEnergyModel
 
 EMBEDDED = "embedded"
@@ -124,6 +124,18 @@ def is_residual(name: str, revision: str | None = None) -> bool:
     """Whether a folder or Hub repository holds a residual model."""
     with loading(f"model {name!r}"):
         return name != EMBEDDED and saved_type(name, **_given(revision=revision)) == ResidualEnergyConfig.model_type
+
+
+def is_masked(name: str, revision: str | None = None) -> bool:
+    """Whether a folder or Hub repository says that it holds a masked language model, or an energy of one."""
+    with loading(f"model {name!r}"):
+        if name == EMBEDDED:
+            return False
+        where = _given(revision=revision)
+        settings, _ = PreTrainedConfig.get_config_dict(name, **where)
+        return saved_type(name, **where) == EnergyConfig.model_type or any(
+            architecture.endswith("ForMaskedLM") for architecture in settings.get("architectures") or []
+        )
 
 
 def usable_dtype(dtype: str) -> torch.dtype:

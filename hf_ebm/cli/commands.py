@@ -198,7 +198,9 @@ def divided(state: PartialState, count: int, run: Callable[[slice], list]) -> li
     try:
         found = run(slice(start, stop)) if start < stop or state.num_processes == 1 else []
     except ValueError as error:
-        raise ValueError(f"{error} (counted from row {start})" if start else str(error)) from error
+        raise ValueError(
+            f"{error} (counted from row {start})" if start and "row " in str(error) else str(error)
+        ) from error
     return [one for share in gather_object([found]) for one in share]
 
 

@@ -1,14 +1,12 @@
-"""`hf-ebm negatives` and `hf-ebm perplexity`: texts as prefixes and continuations, sampled or measured."""
+"""`hf-ebm negatives`: continuations of prefixes, sampled; and texts as prefixes and continuations."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_ebm.cli.commands import (
@@ -17,11 +15,10 @@ from hf_ebm.cli.commands import (
     check_positive,
     check_shared,
     command,
-    divided,
     setting_options,
 )
 from hf_ebm.cli.run_records import RunRecords
-from hf_ebm.cli.tables import Output, Records, check_writable, read_records, to_json
+from hf_ebm.cli.tables import Output, Records, check_writable, read_records
 from hf_ebm.data.conditional import split_continuations
 from hf_ebm.loading import is_residual, load_causal_model, load_residual_model
 from hf_ebm.model_facts import max_length, num_embeddings, special_ids
@@ -34,7 +31,6 @@ from hf_ebm.models.residual.candidates import (
     lm_of,
     sample_continuations,
 )
-from hf_ebm.models.residual.scoring_residual import ResidualPerplexity, lm_log_probs, residual_perplexity
 from hf_ebm.random_state import stream_seed
 from hf_ebm.runtime import joined
 from hf_ebm.texts import report_unknown
@@ -205,119 +201,3 @@ def _check_negatives(arguments: NegativesArguments, data: ContinuationArguments)
         raise ValueError("output must be a file: a run on standard output could not go on after a kill")
     check_writable(arguments.output)
     check_positive(num_negatives=arguments.num_negatives, texts_at_once=arguments.texts_at_once, max_rows=data.max_rows)
-
-
-_PERPLEXITY_FIELDS = CONTINUATION_FIELDS | dict.fromkeys(
-    ("lm_log_prob", "energy", "log_partition_lower", "log_partition_upper"), pyarrow.float64()
-)
-
-
-@dataclass
-class PerplexityArguments:
-    """How the perplexity is estimated."""
-
-    output: str | None = field(default=None, metadata={"help": "Also write a record for each text: .jsonl, .parquet."})
-    num_samples: list[int] = field(
-        default_factory=lambda: [1000], metadata={"help": "Samples of the language model for each prefix."}
-    )
-    candidates_at_once: int = field(default=256, metadata={"help": "Rows run together; draws depend on it."})
-    seed: int = field(default=0, metadata={"help": "Of the samples."})
-
-
-@command(lambda: [PerplexityArguments, ContinuationArguments, AnyModelArguments])
-def perplexity(arguments: PerplexityArguments, data: ContinuationArguments, which: AnyModelArguments) -> None:
-    """`hf-ebm perplexity`: perplexity of a residual model, between a lower and an upper estimate, or of a causal model.
-
-    Prints a line of JSON. With several --num_samples there is a range for each, to see whether estimates have settled.
-    """
-    check_positive(candidates_at_once=arguments.candidates_at_once, max_rows=data.max_rows)
-    if min(arguments.num_samples) < 2:
-        raise ValueError(f"num_samples must be 2 or more: the bounds need two samples, got {arguments.num_samples}")
-    if arguments.seed < 0:
-        raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
-    if arguments.output is not None:
-        check_writable(arguments.output)
-    state = joined(which.device)
-    check_shared(data.input, state.num_processes)
-    texts = read_texts(data)
-    output = None if arguments.output is None else Output(arguments.output, carried(texts, data), _PERPLEXITY_FIELDS)
-    model, tokenizer = load_language_model(which, state.local_process_index)
-    rows, numbers = continuations(data, texts, tokenizer, model)
-    summary = {"model": which.model, "texts": len(texts), "rows": len(rows)}
-    if isinstance(model, ResidualEnergyModel):
-        found, records = _residual_perplexity(state, model, rows, arguments, data)
-    else:
-        found, records = _causal_perplexity(state, model, rows, arguments)
-    if not state.is_main_process:
-        return
-    if output is not None:
-        output.write([{**row, **record} for row, record in zip(rows, records, strict=True)], numbers)
-    print(to_json({**summary, **found}))
-
-
-def _causal_perplexity(
-    state: PartialState, model: PreTrainedModel, rows: list[dict], arguments: PerplexityArguments
-) -> tuple[dict, list[dict]]:
-    device = model.device
-    prefixes, continuations = ([torch.tensor(row[name], device=device) for row in rows]
-                               for name in ("prefix_ids", "continuation_ids"))  # fmt: skip
-    pad_id, batch_size = special_tokens(model)[1], arguments.candidates_at_once
-
-    def measured(share: slice) -> list[float]:
-        return lm_log_probs(model, prefixes[share], continuations[share], pad_id, batch_size).nansum(1).tolist()
-
-    log_probs = divided(state, len(rows), measured)
-    tokens = sum(map(len, continuations))
-    perplexity = float((-torch.tensor(log_probs, dtype=torch.float64).sum() / tokens).exp())
-    return {"tokens": tokens, "perplexity": perplexity}, [{"lm_log_prob": value} for value in log_probs]
-
-
-def _residual_perplexity(
-    state: PartialState,
-    model: ResidualEnergyModel,
-    rows: list[dict],
-    arguments: PerplexityArguments,
-    data: ContinuationArguments,
-) -> tuple[dict, list[dict]]:
-    prefixes, continuations = ([row[name] for row in rows] for name in ("prefix_ids", "continuation_ids"))
-
-    def measured(share: slice) -> list[tuple]:
-        found = residual_perplexity(
-            model,
-            prefixes[share],
-            continuations[share],
-            max_new_tokens=data.max_new_tokens,
-            num_samples=arguments.num_samples,
-            candidates_at_once=arguments.candidates_at_once,
-            seed=arguments.seed,
-            first_row=share.start,
-        )
-        return list(zip(*(values.tolist() for name, values in found.items() if name != "num_samples"), strict=True))
-
-    columns = zip(*divided(state, len(rows), measured), strict=True)
-    sizes = sorted(set(arguments.num_samples))
-    found = ResidualPerplexity(torch.tensor(sizes), *(torch.from_numpy(np.array(column)) for column in columns))
-    ranges = [
-        {"num_samples": number, "lower": low, "upper": high}
-        for number, low, high in zip(
-            found.num_samples.tolist(), found.lower.tolist(), found.upper.tolist(), strict=True
-        )
-    ]
-    summary = {
-        "tokens": int(found.num_tokens.sum()),
-        "base_perplexity": found.base_perplexity,
-        "perplexity": ranges,
-        "sampling_error": found.sampling_error,
-        "mean_effective_sample_size": float(found.effective_sample_size.mean()),
-    }
-    records = [
-        {"lm_log_prob": log_prob, "energy": energy, "log_partition_lower": low, "log_partition_upper": high}
-        for log_prob, energy, low, high in zip(
-            found.lm_log_prob.tolist(),
-            found.energy.tolist(),
-            found.log_partition_lower[:, -1].tolist(),
-            found.log_partition_upper[:, -1].tolist(),
-            strict=True,
-        )
-    ]
-    return summary, records

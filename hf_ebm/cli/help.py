@@ -20,7 +20,7 @@ COMMANDS = {
     "rerank": ("rerank n-best lists", "scoring"),
     "variants": ("score variants of a sequence, such as a protein's, by the schemes of the field", "scoring"),
     "negatives": ("sample continuations of prefixes, to train a residual model against", "continuations"),
-    "perplexity": ("perplexity of a residual or a causal model, between bounds", "continuations"),
+    "perplexity": ("perplexity of a causal, a residual or a masked model, between bounds", "perplexity"),
     "demo": ("a page in the browser that samples, fills, scores texts and variants", "demo"),
     "train": (
         "train a sequence model for search or for a cost of what it decodes, or an energy, alone or residual",

@@ -31,7 +31,7 @@ _LEFT_OUT = f"{PACKAGE}.publishing"
 # Methods of models, `name = name` in the class, that are there only where this package is installed: who trusts remote
 # code has to read all of it.
 _METHODS_LEFT_OUT = frozenset(
-    {"generate_from_sources", "log_partition", "pair_joints", "sample_smc", "score_variants", "summary"}
+    {"generate_from_sources", "log_partition", "pair_joints", "perplexity", "sample_smc", "score_variants", "summary"}
 )
 _ALL_BUT_GENERATE = _METHODS_LEFT_OUT | {"fill", "rerank", "score", "score_ids"}
 # Examples in docstrings import what isn't published.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
+from hf_ebm import EnergyModel
 from hf_ebm.cli import continuations as continuations_commands
 from hf_ebm.models.autoregressive_product import ProductLM
 from hf_ebm.models.residual import ResidualEnergyModel
@@ -16,7 +17,7 @@ from hf_ebm.models.residual.scoring_residual import residual_perplexity
 from hf_ebm.trainers import ResidualNCEConfig, ResidualNCETrainer
 from tests.cli.conftest import killed, read, run
 from tests.models.residual_models import spread, toy_encoder
-from tests.models.tokenizers_for_tests import small_tokenizer
+from tests.models.tokenizers_for_tests import small_model, small_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,8 @@ def folders(tmp_path_factory):
     BertLMHeadModel(config).save_pretrained(folder / "mlm")
     state = {name: value for name, value in lm.state_dict().items() if "mlp.c_fc" not in name}
     lm.save_pretrained(folder / "torn", state_dict=state)
-    for name in ("mlm", "torn"):
+    small_model(tokenizer).mlm.save_pretrained(folder / "masked")
+    for name in ("mlm", "torn", "masked"):
         tokenizer.save_pretrained(folder / name)
     return folder
 
@@ -192,6 +194,27 @@ def test_perplexity_of_a_product_is_that_of_its_renormalized_tokens(folders, cap
     assert printed["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
 
 
+def test_perplexity_of_a_masked_model_is_the_librarys(folders, tmp_path, capsys):
+    texts = ["the cat sat", "the the", "dog \u4e00", "sat cat on"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text, "id": 7}) + "\n" for text in texts))
+    arguments = ["--model", folders / "masked", "--input", tmp_path / "in.jsonl", "--unknown_tokens", "ignore"]
+    few = {"num_particles": 4, "num_runs": 2, "num_chains": 2, "num_epochs": 2}
+    options = [str(part) for name, value in few.items() for part in (f"--{name}", value)]
+    with pytest.raises(SystemExit):
+        run("perplexity", *arguments, *options)
+    assert "in.jsonl: record 2 holds" in capsys.readouterr().err
+    run("perplexity", *arguments, *options, "--skip_unusable_rows", "true", "--output", tmp_path / "out.jsonl")
+    printed, rows = json.loads(capsys.readouterr().out), read(tmp_path / "out.jsonl")
+    model, tokenizer = EnergyModel.from_pretrained(folders / "masked").eval(), small_tokenizer("wordpiece")
+    expected = model.perplexity([texts[0], texts[1], texts[3]], tokenizer, **few)
+    assert printed["perplexity"] == pytest.approx({"lower": expected.lower, "upper": expected.upper}, rel=1e-5)
+    assert printed["sampling_error"]["lower"] == pytest.approx(expected.lower_sampling_error, rel=1e-4)
+    assert (printed["texts"], printed["rows"], printed["tokens"]) == (4, 3, int(expected.num_tokens.sum()))
+    assert [(row["text"], row["id"]) for row in rows] == [(text, 7) for text in (texts[0], texts[1], texts[3])]
+    found = torch.tensor([-row["energy"] - row["log_partition_lower"] for row in rows], dtype=torch.float64)
+    torch.testing.assert_close(found, expected.log_probs, atol=1e-4, rtol=1e-4)
+
+
 def test_rerank_with_a_residual_model(folders, tmp_path):
     records = [{"candidates": ["the cat sat", "mat mat"], "before": "and"}, {"candidates": ["dog"], "before": "on the"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -219,6 +242,12 @@ def test_rerank_with_a_residual_model(folders, tmp_path):
         (["perplexity", "--input", "{tmp}/empty.txt", *SIZES], "none of 0 texts has a continuation"),
         (["perplexity", "--model", "{models}/mlm"], "sees the tokens after"),
         (["perplexity", "--model", "{models}/torn"], "has no weights for"),
+        (["perplexity", "--num_runs", "3"], "num_runs: of masked language models"),
+        (
+            ["perplexity", "--model", "{models}/masked", "--num_samples", "7"],
+            "num_samples: of causal and residual models",
+        ),
+        (["perplexity", "--model", "{models}/masked", "--prefix_tokens", "3"], "prefix_tokens: of causal"),
         (["negatives", "--output", "{tmp}/o.csv"], "must end in .jsonl, .ndjson, .json or .parquet"),
         (["negatives", "--output", "-"], "output must be a file"),
         (

@@ -24,6 +24,7 @@ from tests.processes import fresh
 
 pytestmark = pytest.mark.slow
 
+_FEW = ["--num_particles", "2", "--num_runs", "2", "--num_chains", "2", "--num_epochs", "2"]
 SIZES, folders = test_negatives_and_perplexity.SIZES, test_negatives_and_perplexity.folders
 MESSAGE = "asked for several processes and started one"
 
@@ -113,6 +114,7 @@ def test_two_processes_write_and_print_what_one_does(model_folder, folders, tmp_
         "negatives": ["negatives", "--model", folders / "lm", *texts, *SIZES, "--texts_at_once", "8"],
         "causal": ["perplexity", "--model", folders / "lm", *texts, *SIZES],
         "residual": ["perplexity", "--model", folders / "residual", *texts, *few],
+        "masked": ["perplexity", "--model", folders / "masked", *texts, "--max_rows", "5", *_FEW],
     }
 
     def commands(count: int) -> list[list]:

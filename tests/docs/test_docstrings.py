@@ -22,7 +22,8 @@ OTHERS = [
     *DATA, "hf_ebm.assets", "hf_ebm.checks", "hf_ebm.data.cmudict_tasks", "hf_ebm.data.bibles",
     "hf_ebm.models.autoregressive_product", "hf_ebm.models.reranking", "hf_ebm.models.energy.conditional_energy",
     "hf_ebm.models.energy.energy_target", "hf_ebm.models.energy.fill_energy", "hf_ebm.models.energy.generation_energy",
-    "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.pair_energy", "hf_ebm.models.energy.scoring_energy",
+    "hf_ebm.models.energy.mutations_energy", "hf_ebm.models.energy.pair_energy",
+    "hf_ebm.models.energy.perplexity_energy", "hf_ebm.models.energy.scoring_energy",
     "hf_ebm.models.residual.modeling_residual", "hf_ebm.models.residual.scoring_residual", "hf_ebm.plots",
     "hf_ebm.random_state", "hf_ebm.texts",
 ]  # fmt: skip

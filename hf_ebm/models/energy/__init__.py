@@ -3,6 +3,7 @@
 - `configuration_energy`, `modeling_energy`, `loading_energy`: the Transformers model, and what it is loaded from;
 - `inputs`, `encoding`: checks of what callers give, and texts to ids;
 - `scoring_energy`: energies of texts; `mutations_energy`: scores of variants of a sequence;
+- `perplexity_energy`: log probabilities of texts;
 - `generation_energy`, `chains`, `saved_runs`: sampling, with what callers ask for as chains, and runs in files;
 - `energy_target`: sampling of any energy of ids, without a model;
 - `conditional_energy`: targets of sources; `custom_generate`: sampling as a `generate` of Transformers' own models;

@@ -48,6 +48,7 @@ from hf_ebm.models.energy.loading_energy import FIELDS, load_energy, save_adapte
 from hf_ebm.models.energy.mutations_energy import score_variants
 from hf_ebm.models.energy.pair_energy import pair_joints
 from hf_ebm.models.energy.partition_energy import log_partition
+from hf_ebm.models.energy.perplexity_energy import perplexity
 from hf_ebm.models.energy.scoring_energy import score, score_ids
 from hf_ebm.models.energy.smc_energy import sample_smc
 from hf_ebm.models.reranking import rerank
@@ -102,6 +103,7 @@ class EnergyModel(PublishingMixin, SettingsGenerationMixin):
     fill = fill
     log_partition = log_partition
     pair_joints = pair_joints
+    perplexity = perplexity
     score = score
     rerank = rerank
     sample_smc = sample_smc

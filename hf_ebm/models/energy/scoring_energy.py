@@ -117,6 +117,27 @@ def score(
     """
     masking, stride = _checked_masking(model, masking, variant), as_whole("stride", stride, 1)
     check_tokenizer("tokenizer", tokenizer)
+    if masking == "within_word_l2r" and not tokenizer.is_fast:
+        raise ValueError(f"masking 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
+    encoded, encoder_ids = read_texts(
+        model, texts, tokenizer, prefixes, suffixes, separator, encoder_texts, unknown_tokens
+    )
+    own_inputs = by_row(further_inputs or {}, len(encoded), "texts")
+    terms = term_lists(model, encoded, encoder_ids, own_inputs, masking, stride, token_budget)
+    return _score_output(model, encoded, terms, tokenizer, masking)
+
+
+def read_texts(
+    model: EnergyModel,
+    texts: Iterable[str] | str | os.PathLike,
+    tokenizer: PreTrainedTokenizerBase,
+    prefixes: Iterable[str] | None,
+    suffixes: Iterable[str] | None,
+    separator: str,
+    encoder_texts: Iterable[str] | None,
+    unknown_tokens: str,
+) -> tuple[list[EncodedText], list[list[int]] | None]:
+    """Texts with their context, and the ids of what an encoder-decoder conditions on: see `score`."""
     if not isinstance(separator, str):
         raise ValueError(f"separator must be a text, got {shown(separator)}")
     rows = as_texts("texts", texts)
@@ -126,8 +147,6 @@ def score(
             contexts[name] = as_texts(name, given)
             if len(contexts[name]) != len(rows):
                 raise ValueError(f"{name} has {len(contexts[name])} rows, texts has {len(rows)}; they must be equal")
-    if masking == "within_word_l2r" and not tokenizer.is_fast:
-        raise ValueError(f"masking 'within_word_l2r' needs word ids, which {type(tokenizer).__name__} doesn't know")
     conditional = model.mlm.config.is_encoder_decoder
     if conditional != (encoder_texts is not None):
         role = "is an encoder-decoder, its energy is conditional on" if conditional else "has no encoder to take"
@@ -136,9 +155,7 @@ def score(
     encoder_ids = encode_plain(model, tokenizer, "encoder_texts", contexts["encoder_texts"]) if conditional else None
     for name, own in {"texts": rows, **contexts}.items():
         report_unknown(tokenizer, name, own, unknown_tokens)
-    own_inputs = by_row(further_inputs or {}, len(rows), "texts")
-    terms = _term_lists(model, encoded, encoder_ids, own_inputs, masking, stride, token_budget)
-    return _score_output(model, encoded, terms, tokenizer, masking)
+    return encoded, encoder_ids
 
 
 @torch.no_grad()
@@ -198,7 +215,7 @@ def _checked_masking(model: EnergyModel, masking: str | None, variant: str | Non
     return masking
 
 
-def _term_lists(
+def term_lists(
     model: EnergyModel,
     encoded: list[EncodedText],
     encoder_ids: list[list[int]] | None,
