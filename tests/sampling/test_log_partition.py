@@ -1,10 +1,13 @@
 """log Z by every method against enumeration by the forward pass."""
 
+import math
 from itertools import product
 
 import pytest
 import torch
 
+from hf_ebm import EnergyTarget
+from hf_ebm.lattices import ising, potts
 from hf_ebm.sampling.smc import stepping_stones
 from tests.conftest import tiny_energy_model
 
@@ -67,6 +70,23 @@ def test_stepping_stone_of_several_lengths(model):
         assert abs(float(found.upper[row]) - exact) < 4 * float(found.upper_error[row]) < 0.8
 
 
+@pytest.mark.parametrize("lattice", [ising(3, 3, 0.25), potts(2, 3, 3, 0.5)], ids=["ising", "potts"])
+def test_lattices_by_their_transfer_matrices(lattice):
+    """Energies without token terms, proposals uniform; a position that is fixed leaves fewer sequences."""
+    target, exact = EnergyTarget(lattice, range(lattice.states), lattice.length), float(lattice.log_partition())
+    settings = dict(num_particles=16, num_runs=10, seed=0)
+    assert float(target.log_partition(method="exact").log_partition) == pytest.approx(exact)
+    found = target.log_partition(**settings, num_chains=2, num_epochs=16)
+    assert abs(float(found.log_partition) - exact) < 3 * float(found.error) < 0.5
+    assert abs(float(found.upper) - exact) < 3 * float(found.upper_error) < 0.5
+    own = target.sample_smc(**settings)
+    assert own.log_partition[0].value == pytest.approx(float(found.log_partition))
+    assert abs(own.mean_energy() - float(lattice.mean_energy())) < 0.5
+    ends = [[0] + [target.mask_token_id] * (lattice.length - 1), [target.mask_token_id] * (lattice.length - 1) + [0]]
+    fixed = target.log_partition(torch.tensor(ends), method="exact").log_partition
+    torch.testing.assert_close(fixed, torch.full((2,), exact - math.log(lattice.states)).double())  # all alike
+
+
 def test_refusals(model, rows_run):
     for settings, message in (
         ({"method": "guess"}, "method"),
@@ -80,3 +100,7 @@ def test_refusals(model, rows_run):
         with pytest.raises(ValueError, match=message):
             model.log_partition(**{"lengths": 2, **settings})
     assert not rows_run
+    target = EnergyTarget(lambda ids: ids.sum(1).double(), [0, 1], 3)
+    for settings in ({"lengths": 2}, {"delayed_acceptance": 1}, {"num_particles": 1}, {"run_keys": [(0, 0)]}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            target.log_partition(**settings)

@@ -7,7 +7,8 @@ runs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,10 @@ from hf_ebm.checks import (
 )
 from hf_ebm.models.energy.chains import Chains, chains_of, checked_keys
 from hf_ebm.models.energy.generation_energy import Criterion, Processor, Streamer, begun, going_on, run_job
+from hf_ebm.models.energy.particles import AskedParticles, settings_of_particles
+from hf_ebm.models.energy.partition_energy import LogPartitionOutput, found_partition, parted
 from hf_ebm.models.energy.saved_runs import resumed
+from hf_ebm.models.energy.smc_energy import SMCOutput, annealed
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.sampler import check_run_fits
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 # Ids (n, T), the positions that are read masked, to logits (n, T, V).
 LogitsFunction = Callable[[Tensor], Tensor]
 _NUMBERS_AT_ONCE = 2**24
+# Arguments of `AskedParticles.of`.
+_PARTICLES: dict[str, Any] = {"num_particles": 64, "num_runs": 4, "run_keys": None, "num_moves": 1}
 
 
 class GivenLogits(Runner):
@@ -214,6 +220,95 @@ class EnergyTarget:
             chains = self._chains(config, input_ids, free_mask, chain_keys)
             job = begun(chains, config, lambda rows: self._target(rows, config, extra), weighted)
         return run_job(job, further, criteria, streamer, save_state_to)
+
+    @torch.no_grad()
+    def sample_smc(
+        self,
+        input_ids: Tensor | None = None,
+        free_mask: Tensor | None = None,
+        generation_config: ChainGenerationConfig | None = None,
+        *,
+        target_cess: float = 0.9,
+        ladder: Sequence[float] | None = None,
+        extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
+        **overrides: Any,
+    ) -> SMCOutput:
+        """Samples by sequential Monte Carlo, and estimates log Z: see `EnergyModel.sample_smc`.
+
+        Args:
+            input_ids, free_mask, extra_energies: as for `generate`.
+            generation_config, target_cess, ladder: as for `EnergyModel.sample_smc`.
+            overrides: settings by name, and `num_particles`, `num_runs`, `run_keys` and `num_moves`.
+
+        Raises:
+            ValueError: before any work, for what can't be done as asked.
+
+        Example:
+            >>> target = EnergyTarget(lambda ids: ids.sum(1).double(), tokens=range(2), length=4)
+            >>> out = target.sample_smc(num_particles=32, seed=0)
+            >>> abs(out.log_partition[0].value - 4 * 0.3133) < 0.1  # log(1 + 1/e)
+            True
+        """
+        asked = self._particles(input_ids, free_mask, generation_config, overrides, extra_energies)
+        return annealed(asked, *asked.ladders(target_cess, ladder))
+
+    @torch.no_grad()
+    def log_partition(
+        self,
+        input_ids: Tensor | None = None,
+        free_mask: Tensor | None = None,
+        generation_config: ChainGenerationConfig | None = None,
+        *,
+        method: str = "smc",
+        upper: bool = True,
+        target_cess: float = 0.9,
+        ladder: Sequence[float] | None = None,
+        extra_energies: Sequence[ExtraEnergy | EnergyFunction] | ExtraEnergy | EnergyFunction | None = None,
+        **overrides: Any,
+    ) -> LogPartitionOutput:
+        """log Z of the target, exact or estimated: see `EnergyModel.log_partition`.
+
+        Args:
+            input_ids, free_mask, extra_energies: as for `generate`.
+            generation_config, method, upper, target_cess, ladder: as for `EnergyModel.log_partition`.
+            overrides: settings by name, those of chains among them, and `num_particles`, `num_runs` and `num_moves`.
+
+        Raises:
+            ValueError: before any work, for what can't be done as asked.
+
+        Example:
+            >>> target = EnergyTarget(lambda ids: ids.sum(1).double(), tokens=range(2), length=4)
+            >>> target.log_partition(method="exact").log_partition  # 4 log(1 + 1/e)
+            tensor([1.2530], dtype=torch.float64)
+        """
+        of_chains, overrides = parted(method, upper, overrides)
+        if "run_keys" in overrides:
+            raise ValueError("run_keys has no place in log_partition; use sample_smc")
+        asked = self._particles(input_ids, free_mask, generation_config, overrides, extra_energies)
+        return found_partition(asked, method, upper, target_cess, ladder, of_chains)
+
+    def _particles(
+        self,
+        input_ids: Tensor | None,
+        free_mask: Tensor | None,
+        generation_config: ChainGenerationConfig | None,
+        overrides: Mapping[str, Any],
+        extra_energies: object,
+    ) -> AskedParticles:
+        numbers = {**_PARTICLES, **{name: value for name, value in overrides.items() if name in _PARTICLES}}
+        settings = {name: value for name, value in overrides.items() if name not in numbers}
+        asked = ChainGenerationConfig.asked(generation_config)
+        config = settings_of_particles(asked, ChainGenerationConfig(), settings, has_prompts=False)
+        _check_settings(config)
+        extra = as_extra_energies(extra_energies)
+
+        def rows_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> tuple[Chains, Target]:
+            chains = self._chains(config, input_ids, free_mask, keys)
+            return chains, self._target(chains, config, extra)
+
+        prompts = 1 if input_ids is None else len(as_ids("input_ids", input_ids))
+        generate = partial(self.generate, input_ids, free_mask, extra_energies=extra)
+        return AskedParticles.of(config, prompts, rows_of, generate, **numbers)
 
     def _chains(
         self,
