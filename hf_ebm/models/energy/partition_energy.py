@@ -38,7 +38,7 @@ _MOST_SEQUENCES = 2**30
 # Numbers of the seed of chains, and of the particles that start at their samples.
 _CHAINS, _REVERSE = 1, 2
 # Settings of the chains, where none are given, and which may be.
-_NUM_CHAINS, _NUM_EPOCHS = 8, 64
+NUM_CHAINS, NUM_EPOCHS = 8, 64
 _OF_CHAINS = ("num_chains", "num_epochs", "burn_in", "thinning", "replica_temperatures")
 
 
@@ -191,7 +191,7 @@ def _output(
 
 def _chains(asked: AskedParticles, keys: Sequence[ChainKey], of_chains: Mapping[str, Any]) -> ChainGenerationOutput:
     """Chains of some runs, which have as many each."""
-    settings: dict[str, Any] = {"num_chains": _NUM_CHAINS, "num_epochs": _NUM_EPOCHS, **of_chains}
+    settings: dict[str, Any] = {"num_chains": NUM_CHAINS, "num_epochs": NUM_EPOCHS, **of_chains}
     number = as_whole("num_chains", settings.pop("num_chains"), 1)
     settings.setdefault("burn_in", as_whole("num_epochs", settings["num_epochs"], 2) // 2)
     config = copy.copy(asked.config)

@@ -16,7 +16,7 @@ from hf_ebm.model_modes import model_output
 from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.models.energy.encoding import EncodedText
 from hf_ebm.models.energy.inputs import by_row, mask_id_of
-from hf_ebm.models.energy.partition_energy import METHODS
+from hf_ebm.models.energy.partition_energy import METHODS, NUM_CHAINS, NUM_EPOCHS
 from hf_ebm.models.energy.scoring_energy import read_texts, term_lists
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def perplexity(
     num_particles: int = 64,
     num_runs: int = 4,
     num_moves: int = 1,
-    num_chains: int = 8,
-    num_epochs: int = 64,
+    num_chains: int | None = None,
+    num_epochs: int | None = None,
     seed: int = 0,
     skip_unusable_rows: bool = False,
     row_limit: int = ROW_LIMIT,
@@ -153,7 +153,7 @@ def perplexity(
     upper = as_truth("upper", upper)
     how: dict[str, Any] = {"num_particles": num_particles, "num_runs": num_runs, "num_moves": num_moves}
     how |= {"num_chains": num_chains, "num_epochs": num_epochs}
-    how = {name: as_whole(name, value, 0 if name == "num_moves" else 1) for name, value in how.items()}
+    how = {name: as_whole(name, value, name != "num_moves") for name, value in how.items() if value is not None}
     check_tokenizer("tokenizer", tokenizer)
     encoded, encoder_ids = read_texts(
         model, texts, tokenizer, prefixes, suffixes, separator, encoder_texts, unknown_tokens
@@ -216,25 +216,26 @@ def num_partition_rows(
     num_particles: int,
     num_runs: int,
     num_moves: int,
-    num_chains: int,
-    num_epochs: int,
+    num_chains: int = NUM_CHAINS,
+    num_epochs: int = NUM_EPOCHS,
 ) -> int:
     """Masked rows that log Z of `length` positions of so many tokens takes; but for `"exact"` about so many.
 
     Of particles these are a row for each position of the fill, of its energy, and of the energy of what a visit
-    proposes; the same on the way back, and chains before it.
+    proposes; the same on the way back. Chains run before that, or, of stepping stones, at each level.
 
     Example:
-        >>> num_partition_rows(3, 10, "exact", True, 1, 1, 1, 1, 1)
+        >>> num_partition_rows(3, 10, "exact", False, 1, 1, 1)
         300
-        >>> num_partition_rows(3, 10, "smc", False, 64, 4, 1, 8, 64)
+        >>> num_partition_rows(3, 10, "smc", False, 64, 4, 1)
         24960
     """
     if method == "exact":
         return length * num_tokens ** (length - 1)
     annealing = num_particles * length * (2 + _LEVELS * num_moves * length)
     chains = num_runs * num_chains * length * (2 + num_epochs * length)
-    return annealing * (1 + num_runs) + (annealing * num_runs + chains if upper else 0)
+    below = annealing * (1 + num_runs) if method == "smc" else annealing + chains * _LEVELS
+    return below + (annealing * num_runs + (chains if method == "smc" else 0) if upper else 0)
 
 
 def _unusable(text: EncodedText, support: Tensor, tokenizer: PreTrainedTokenizerBase) -> str | None:
