@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -241,7 +242,22 @@ class ChainRecords(RunRecords):
             prompt, chain, _ = self.key(record)
             key = prompt, chain
             counts[key] = counts.get(key, 0) + 1
+        if self.config.target_rhat is not None:
+            return self._missing_prompts(keys, counts)
         return [key for key in keys if counts.get(key, 0) < self._records_per_chain()]
+
+    def _missing_prompts(self, keys: list[tuple[int, int]], counts: dict[tuple[int, int], int]) -> list:
+        """Where the run decides how long it goes on: all chains of each prompt that has no more than some records.
+
+        A prompt's state is kept until all of them are there.
+        """
+        missing = []
+        for _, chains in groupby(keys, key=lambda key: key[0]):
+            own = list(chains)
+            folder, numbers = self.state_folder(own), {counts.get(key, 0) for key in own}
+            if len(numbers) > 1 or 0 in numbers or (folder is not None and folder.exists()):
+                missing += own
+        return missing
 
     def _records_per_chain(self) -> int:
         if self.config.decoder is not None:

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow
@@ -110,6 +111,11 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
         if state.is_main_process and not arguments.rewrite:
             _warn_of_masks(prompts, encoded, tokenizer)
         inputs |= tokenizer.pad({"input_ids": encoded}, return_tensors="pt")
+    if config.target_rhat is not None and config.num_chains > arguments.chains_at_once:
+        raise ValueError(
+            "target_rhat compares the chains of a prompt, which run together: chains_at_once must be at least "
+            f"num_chains, {config.num_chains}, got {arguments.chains_at_once}"
+        )
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     check_run_fits(config, count * config.num_chains, longest_of(config) if prompts is None else max(map(len, encoded)))
@@ -130,10 +136,8 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     if state.is_main_process and not missing:
         print(f"{arguments.output}: already complete; nothing was sampled", file=summary)
     state.wait_for_everyone()  # nobody appends before everybody has read what is missing
-    own = missing[state.process_index :: state.num_processes]
     with records.filling():
-        for first in range(0, len(own), arguments.chains_at_once):
-            batch = own[first : first + arguments.chains_at_once]
+        for batch in _batches(missing, config, arguments.chains_at_once, state):
             out = _run_batch(model, inputs, config, batch, records, which.token_budget)
             records.append_batch(batch, _as_records(out, tokenizer))
     state.wait_for_everyone()
@@ -224,6 +228,17 @@ def _given(arguments: SampleArguments, state: PartialState) -> Records | None:
     if not len(records):
         raise ValueError(f"{arguments.input}: there are no prompts")
     return records
+
+
+def _batches(
+    missing: list[tuple[int, int]], config: ResolvedChainConfig, at_once: int, state: PartialState
+) -> list[list[tuple[int, int]]]:
+    """The chains that this process runs, those together that are run together: with `target_rhat` a prompt's."""
+    if config.target_rhat is not None:
+        prompts = [list(own) for _, own in groupby(missing, key=lambda key: key[0])]
+        return prompts[state.process_index :: state.num_processes]
+    own = missing[state.process_index :: state.num_processes]
+    return [own[first : first + at_once] for first in range(0, len(own), at_once)]
 
 
 def _run_batch(

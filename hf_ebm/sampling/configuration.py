@@ -137,6 +137,18 @@ class ChainGenerationConfig(GenerationSettings):
     num_epochs: Setting[int] = setting(10, "Epochs; one epoch visits every free position once.", least=1)
     burn_in: Setting[int] = setting(0, "Epochs before the first sample is kept.", least=0)
     thinning: Setting[int] = setting(1, "Every how many epochs a sample is kept.", least=1)
+    target_rhat: Setting[float | None] = setting(
+        None,
+        "The run goes on, `num_epochs` after `num_epochs`, until R-hat of the energies and of the tokens that were "
+        "kept is at most this in every prompt, or `max_rows` are reached.",
+        above=1,
+    )
+    max_rows: Setting[int | None] = setting(
+        None,
+        "With `target_rhat`: masked rows after which the run ends with the `num_epochs` it is in, those counted whose "
+        "logits were kept from before.",
+        least=1,
+    )
     seed: Setting[int] = setting(
         None, "Seed of the chains' own random streams; drawn from torch's generator if `None`.", least=0
     )
@@ -233,6 +245,8 @@ class ChainGenerationConfig(GenerationSettings):
                 f"replica_temperatures={self.replica_temperatures} is a number, for which burn_in must be at least "
                 f"{to_fit} to fit them, got {self.burn_in}; or give the temperatures"
             )
+        if self.target_rhat is not None:
+            self._check_judged()
         for name in settings_without_effect(self.decoder or self.kernel or self.defaults["kernel"]):
             if getattr(self, name) not in (None, self.defaults[name]):
                 raise ValueError(f"{name} has no effect with {self.sampler}; leave it unset")
@@ -241,6 +255,17 @@ class ChainGenerationConfig(GenerationSettings):
                 "proposal_top_k=1 with proposal_epsilon=0 leaves one token to propose, so a chain could never move; "
                 "raise proposal_top_k or proposal_epsilon"
             )
+
+    def _check_judged(self) -> None:
+        """Raises `ValueError` for settings by which chains don't sample one target all along."""
+        if not self.targets_energy:
+            raise ValueError(f"target_rhat needs chains that sample a target; {self.sampler} makes none")
+        if self.final_block_size is not None:
+            raise ValueError("final_block_size needs a number of epochs that is known; target_rhat has none")
+        if self.energy_temperature_decay:
+            raise ValueError("energy_temperature_decay changes what chains sample, so target_rhat can't judge them")
+        if isinstance(self.lengths, dict) and len(self.lengths) > 1:
+            raise ValueError("target_rhat compares chains of one length, and lengths has several for a prompt")
 
     @property
     def num_replicas(self) -> int:

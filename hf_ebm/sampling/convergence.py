@@ -94,7 +94,12 @@ def energy_diagnostics(energies: Tensor) -> Diagnostics:
     """
     if energies.dim() != 2 or energies.shape[0] < LEAST_CHAINS or energies.shape[1] < LEAST_SAMPLES:
         raise ValueError(f"energies must have at least 2 chains and 4 draws, got shape {tuple(energies.shape)}")
-    return diagnosed(energies)
+    return diagnosed(_in_thousandths(energies))
+
+
+def _in_thousandths(energies: Tensor) -> Tensor:
+    """Energies to a thousandth of a nat: rounding of floats would tell samples of the same text apart, as ranks do."""
+    return energies.double().cpu().round(decimals=3)
 
 
 def _without_infinities(values: Tensor) -> Tensor:
@@ -139,6 +144,7 @@ def energy_and_tokens(samples: Tensor, energies: Tensor) -> tuple[Diagnostics, D
         >>> energy.r_hat < 1, tokens.r_hat
         (True, inf)
     """
+    energies = _in_thousandths(energies)
     if not samples.numel():
         return diagnosed(energies), diagnosed(energies)
     return diagnosed(energies), diagnosed(token_distances(samples, pilot_of(samples, energies)))

@@ -76,6 +76,8 @@ class PromptReport:
         for name, own in (("energy", self.energy), ("tokens", self.tokens)):
             yield f"  {name:8}{_told(own.r_hat, 3):>8}{_told(own.ess_bulk):>10}{_told(own.ess_tail):>10}"
         yield f"  modes: {self.modes.shared} visited by several chains, {self.modes.alone} by one"
+        if self.missed_by is not None:
+            yield f"  target_rhat was {f'missed by {self.missed_by:.3f}' if self.missed_by else 'met'}"
         yield f"  {self.advice}"
 
 

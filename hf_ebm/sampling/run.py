@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput, logging
 
 from hf_ebm.model_modes import model_output
 from hf_ebm.renamed import renamed_attributes, warn_of_rename
-from hf_ebm.sampling.convergence import import_arviz
+from hf_ebm.sampling.convergence import import_arviz, r_hats_of
 from hf_ebm.sampling.replicas import ReplicaReport, Replicas
 from hf_ebm.sampling.report import summary
 from hf_ebm.sampling.target import ChainState, Target
@@ -88,6 +88,8 @@ class ChainRun:
         samples: (C, kept or more, T) tokens kept.
         sample_energies: (C, kept or more) their energies.
         num_masked_rows: masked rows run.
+        num_rows_asked: rows whose results were needed, though some were kept from before and not run again: as many
+            after an interruption as without one.
         run_config: what the run is of: settings, seed, chain keys; a state only continues the same one.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
         context: what the model reads of each chain beside its tokens.
@@ -112,6 +114,7 @@ class ChainRun:
     context: Context | None = None
     begun_at: Tensor | None = None
     replicas: Replicas | None = None
+    num_rows_asked: int = 0
 
     @classmethod
     def begin(
@@ -185,7 +188,8 @@ class ChainRun:
         if self.replicas is not None:
             own = self.replicas.first(self.epoch)._asdict()
             tensors |= {f"replicas.{name}": value for name, value in own.items()}
-        values = {name: getattr(self, name) for name in ("epoch", "step", "kept", "num_masked_rows", "run_config")}
+        names = ("epoch", "step", "kept", "num_masked_rows", "num_rows_asked", "run_config")
+        values = {name: getattr(self, name) for name in names}
         return {name: value.cpu().contiguous() for name, value in tensors.items()}, values
 
     @classmethod
@@ -310,10 +314,19 @@ def output_of(
 
 
 def warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainConfig) -> None:
-    """Warns where there are no samples, or some that a constraint forbids."""
+    """Warns where there are no samples, some that a constraint forbids, or where `target_rhat` was missed."""
     epochs = output.run.epoch
     if not output.samples.shape[1]:
         logger.warning(f"No sample was kept: the run ended after epoch {epochs}, burn_in is {config.burn_in}.")
+    if config.target_rhat is not None:
+        found = r_hats_of(output.samples, output.energies, output.prompt_indices)
+        prompt, worst = max(found.items(), key=lambda own: own[1])
+        if worst > config.target_rhat:
+            logger.warning(
+                f"target_rhat={config.target_rhat:g} was missed by {worst - config.target_rhat:.3f}: R-hat is "
+                f"{worst:.3f} in prompt {prompt} after {epochs} epochs and {output.run.num_rows_asked} rows, of "
+                f"max_rows={config.max_rows}. `print(out.summary())` says more."
+            )
     chains = (~output.satisfied).any(1)
     if bool(chains.any()):
         logger.warning(

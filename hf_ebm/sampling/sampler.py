@@ -19,6 +19,7 @@ from hf_ebm.checks import shown
 from hf_ebm.random_state import generator_of, uniforms_of
 from hf_ebm.runtime import check_fits
 from hf_ebm.sampling.blocks import LAYOUTS, ORDERS, epoch_blocks
+from hf_ebm.sampling.convergence import r_hats_of
 from hf_ebm.sampling.kernels import KERNELS, Kernel, StepBlock, StepInfo
 from hf_ebm.sampling.proposals import BlockProposal
 from hf_ebm.sampling.run import ChainRun, Tally, Trace
@@ -142,7 +143,9 @@ def started(
                 f"chain {key.chain} far enough away from all of its sequences; give a start as input_ids"
             )
     state = target.state(ids)
-    return replace(run, state=state, num_masked_rows=run.num_masked_rows + target.runner.num_rows)
+    asked = run.num_rows_asked + target.runner.num_asked
+    num_rows = run.num_masked_rows + target.runner.num_rows
+    return replace(run, state=state, num_masked_rows=num_rows, num_rows_asked=asked)
 
 
 def decoded(run: Run, decoder: str, iterations: int, target: Target) -> tuple[Run, Tensor]:
@@ -184,7 +187,7 @@ def run_epoch(
     own = temperature if run.replicas is None else run.replicas.temperatures(temperature)
     blocks = epoch_steps(target.free, row_keys(keys, config.num_replicas), config, size, epoch)
     for step in range(run.step, len(blocks)):
-        rows_before, block, state = target.runner.num_rows, blocks[step], run.state
+        before, block, state = (target.runner.num_rows, target.runner.num_asked), blocks[step], run.state
         state, info = kernel.step(state, block, target, proposal, own, **arguments)
         if not target.is_constrained:
             _warn_if_outside(info, config)
@@ -196,14 +199,31 @@ def run_epoch(
         is_last = step + 1 == len(blocks)
         if is_last and not kernel.leaves_invariant:
             state = target.state(state.ids)
-        rows = run.num_masked_rows + target.runner.num_rows - rows_before
-        run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows)
+        rows = run.num_masked_rows + target.runner.num_rows - before[0]
+        asked = run.num_rows_asked + target.runner.num_asked - before[1]
+        run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows, num_rows_asked=asked)
         if not is_last:
             yield run
     last = _with_epoch(run, config, keys, target.free.sum(1).clamp(max=size), temperature)
     if on_step is not None and not torch.equal(last.cold.ids, run.cold.ids):
         on_step(last.cold.ids)
     yield last
+
+
+def is_over(run: ChainRun, config: ResolvedChainConfig, prompts: Tensor) -> bool:
+    """Whether a run has all its epochs.
+
+    With `target_rhat` it has after a round, `num_epochs` epochs, at whose end R-hat is met in all prompts, (C,) of the
+    chains, or `max_rows` are reached.
+    """
+    if config.target_rhat is None or config.max_rows is None:
+        return run.epoch >= config.num_epochs
+    if not run.epoch or run.step or run.epoch % config.num_epochs:
+        return False
+    if run.num_rows_asked >= config.max_rows:
+        return True
+    found = r_hats_of(run.samples[:, : run.kept], run.sample_energies[:, : run.kept], prompts)
+    return max(found.values()) <= config.target_rhat
 
 
 def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:

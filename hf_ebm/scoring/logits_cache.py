@@ -53,7 +53,7 @@ class MaskedLogitsCache(Runner):
     """
 
     def __init__(self, runner: Runner, free: Tensor, vocab_size: int, like: Tensor):
-        self.runner, self.free = runner, free.numpy()
+        self.runner, self.free, self.asked = runner, free.numpy(), 0
         # Logits lie in slots, numbered along the free positions of a sequence, whatever is between them.
         self.slots = int(self.free.sum(1).max())
         self.slot = self.free.cumsum(1) - 1 + 2 * self.slots * np.arange(len(free))[:, None]
@@ -81,6 +81,10 @@ class MaskedLogitsCache(Runner):
         return self.runner.num_rows
 
     @property
+    def num_asked(self) -> int:
+        return self.asked
+
+    @property
     def mask_id(self) -> int:
         return self.runner.mask_id
 
@@ -91,6 +95,7 @@ class MaskedLogitsCache(Runner):
     def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
         """Rows of single free positions are run as far as they are missing, then all of them are read."""
         ids, source, column = sequences.ids.numpy(), rows.source.numpy(), rows.read.numpy()[:, 0]
+        self.asked += len(source)
         compared = self.compared(ids)
         self.turn_to(compared, source)
         if rows.read.shape[1] != 1 or not rows.masked.shape[1]:

@@ -200,6 +200,11 @@ class Runner(ABC):
     dtype: torch.dtype | None
 
     @property
+    def num_asked(self) -> int:
+        """How many rows results were asked of so far: also of those that were kept from before and not run again."""
+        return self.num_rows
+
+    @property
     @abstractmethod
     def mask_id(self) -> int: ...
 

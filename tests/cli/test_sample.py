@@ -243,11 +243,16 @@ def test_standard_output_is_json_lines(model_folder, capfd):
     assert "acceptance rate" in found.err
 
 
+def parts_of_words(tokenizer) -> list[int]:
+    """Tokens that a text they are in may not be read as."""
+    vocabulary = tokenizer.get_vocab().items()
+    return [number for token, number in vocabulary if tokenizer.tokenize(f"the {token} sat")[1:-1] != [token]]
+
+
 def test_the_summary_is_that_of_the_chains(model_folder, tmp_path, capsys):
     """Though it is made of texts: where these are read as their tokens it is that of what `generate` returns."""
     model, tokenizer = EnergyModel.from_pretrained(model_folder), small_tokenizer("wordpiece")
-    prompts, tokens = ["the [MASK] [MASK] sat", "[MASK] cat [MASK] on [MASK] [MASK]"], tokenizer.get_vocab()
-    parts = [number for token, number in tokens.items() if tokenizer.tokenize(f"the {token} sat")[1:-1] != [token]]
+    prompts, parts = ["the [MASK] [MASK] sat", "[MASK] cat [MASK] on [MASK] [MASK]"], parts_of_words(tokenizer)
     (tmp_path / "in.txt").write_text("\n".join(prompts))
     chains = ["--num_chains", "4", "--num_epochs", "12", "--burn_in", "2", "--seed", "5", "--chains_at_once", "3"]
     given = ["--model", model_folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", *chains]
@@ -257,6 +262,50 @@ def test_the_summary_is_that_of_the_chains(model_folder, tmp_path, capsys):
     out = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), **settings)
     for report in out.summary().prompts:
         assert "\n".join([f"  {report.counts}", *report.lines()]) in printed
+
+
+JUDGED = ["--lengths", "2", "3", "--num_chains", "4", "--num_epochs", "8", "--burn_in", "2", "--seed", "4"]
+JUDGED += ["--target_rhat", "1.1", "--max_rows", "4000"]
+
+
+def test_each_prompt_goes_on_until_its_own_r_hat_is_met(model_folder, tmp_path, capsys, monkeypatch):
+    """However long that is, a run that is cut or killed ends with the same records."""
+    parts = parts_of_words(small_tokenizer("wordpiece"))
+    common = ["sample", "--model", model_folder, "--device", "cpu", *JUDGED, "--suppress_tokens", *parts]
+    run(*common, "--output", tmp_path / "whole.jsonl")
+    whole, model, told = read(tmp_path / "whole.jsonl"), EnergyModel.from_pretrained(model_folder), set()
+    for prompt in (0, 1):
+        settings = dict(
+            lengths=[2, 3],
+            num_chains=4,
+            num_epochs=8,
+            burn_in=2,
+            seed=4,
+            target_rhat=1.1,
+            max_rows=4000,
+            suppress_tokens=parts,
+        )
+        out = model.generate(**settings, chain_keys=[(prompt, chain) for chain in range(4)])
+        assert {record["epoch"] for record in whole if record["prompt"] == prompt} == set(out.kept_epochs)
+        told.add(out.run.epoch)
+    assert len(told) == 2 and "target_rhat was met" in capsys.readouterr().out
+    output = tmp_path / "out.jsonl"
+    arguments = [*common, "--output", output]
+    killed(ChainRecords, "append", 2, lambda *given: None, *map(str, arguments))
+    run(*arguments)
+    assert same_records(read(output), whole)
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:60]))  # within the second prompt
+    run(*arguments)
+    assert same_records(read(output), whole)
+    # Killed when a prompt's records are there and its state still is: it isn't run again.
+    again, asked, plain = tmp_path / "again.jsonl", [], EnergyModel.generate
+    killed(ChainRecords, "state_folder", 4, lambda *given: None, *map(str, common), "--output", str(again))
+    monkeypatch.setattr(EnergyModel, "generate", lambda *own, **how: asked.append(how) or plain(*own, **how))
+    run(*common, "--output", again)
+    assert same_records(read(again), whole) and ["resume_from" in how for how in asked] == [True, False]
+    with pytest.raises(SystemExit):
+        run(*common, "--output", tmp_path / "refused.jsonl", "--chains_at_once", "3")
+    assert "chains_at_once must be at least" in capsys.readouterr().err
 
 
 def test_a_foreign_line_in_the_output_is_an_error(model_folder, tmp_path, capsys):

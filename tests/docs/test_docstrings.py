@@ -35,7 +35,7 @@ SHOWN_ELSEWHERE = {
     "log_weights", "parallel_log_probs", "sequential_tables", "slot_conditionals", "slot_log_probs", "slot_terms",
     "chain_generator", "check_run_fits", "compared_pairs", "conditional_log_probs", "contiguous", "decoded",
     "default_token_budget", "energy_terms", "epoch_blocks", "epoch_steps", "gather_positions", "gibbs",
-    "import_arviz", "kernel_at",
+    "import_arviz", "is_over", "kernel_at",
     "last_expansions", "mask_predict", "metropolis_hastings", "output_of", "proposal_of", "read_in_compiled",
     "reads_own_token", "run_epoch", "sample_masks", "sampler_names", "scattered", "scores_in_contexts",
     "settings_without_effect", "started", "token_energies", "masked_token_energies", "warn_of_poor_samples",

@@ -12,6 +12,7 @@ from scipy.stats import norm, rankdata
 from hf_ebm.sampling.convergence import (
     diagnosed,
     energy_and_tokens,
+    energy_diagnostics,
     modes_of,
     pilot_of,
     r_hats_of,
@@ -66,6 +67,15 @@ def test_infinite_energies_are_the_largest():
     largest = values.masked_fill(values > 1.5, 1e9)
     assert infinite.isinf().any() and diagnosed(infinite) == diagnosed(largest)
     assert math.isnan(diagnosed(torch.full((3, 9), torch.inf)).r_hat)
+
+
+def test_rounding_of_floats_tells_no_samples_apart():
+    """A text's energy is another in other batches by some 1e-6, and R-hat goes by ranks."""
+    values = walks(4, 60, 0.5, 0.5).round()
+    noisy = values + 1e-6 * torch.randn(4, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert energy_diagnostics(noisy) == energy_diagnostics(values) != diagnosed(noisy)
+    tokens = values.long()[..., None]
+    assert energy_and_tokens(tokens, noisy) == energy_and_tokens(tokens, values)
 
 
 def test_what_cannot_be_told_is_nan():
@@ -136,7 +146,7 @@ def test_a_run_is_summed_up_by_prompt():
     out = model.generate(**BASE | {"lengths": [2, 4], "num_epochs": 9, "burn_in": 2, "thinning": 2})
     first, second = out.summary().prompts
     own = out.prompt_indices == 1
-    assert second.energy == diagnosed(out.energies[own]) and (first.prompt, second.prompt) == (0, 1)
+    assert second.energy == energy_diagnostics(out.energies[own]) and (first.prompt, second.prompt) == (0, 1)
     assert second.tokens == diagnosed(token_distances(out.samples[own], pilot_of(out.samples[own], out.energies[own])))
     assert second.mean_energy == float(out.energies[own].mean()) and second.missed_by is None
     assert second.novel_rate == float(out.trace.novel_rate[own][:, 2::2].mean())
@@ -144,3 +154,110 @@ def test_a_run_is_summed_up_by_prompt():
     drawn = model.generate(**BASE | {"lengths": {2: 0.5, 4: 0.5}, "num_chains": 8}).summary()
     assert "different lengths" in str(drawn)
     assert "A decoder" in str(model.generate(**BASE, decoder="mask_predict").summary())
+
+
+# Chains of two positions mix at once, those that may hardly move don't.
+JUDGED = dict(lengths=2, num_chains=4, num_epochs=8, burn_in=2, seed=4, target_rhat=1.1, max_rows=100_000)
+
+
+def judged_by_hand(out, epochs: int) -> float:
+    """The worst R-hat after some of the epochs."""
+    kept = [number for number, epoch in enumerate(out.kept_epochs) if epoch < epochs]
+    found = r_hats_of(out.samples[:, kept], out.energies[:, kept], out.prompt_indices)
+    return max(found.values())
+
+
+@pytest.mark.parametrize("extra", [{}, {"lengths": [2, 3]}, {"block_size": 2, "thinning": 2, "target_rhat": 1.05}])
+def test_a_run_goes_on_until_its_r_hat_is_met(extra):
+    model, settings = tiny_energy_model(), JUDGED | extra
+    out = model.generate(**settings)
+    done, target = out.run.epoch, settings.pop("target_rhat")
+    assert done % 8 == 0 and done > 8 and judged_by_hand(out, done) <= target
+    assert all(judged_by_hand(out, epochs) > target for epochs in range(8, done, 8))
+    assert max(report.missed_by for report in out.summary().prompts) == 0
+    settings.pop("max_rows")
+    plain = model.generate(**settings | {"num_epochs": done})  # the rule says how long, and nothing else
+    assert torch.equal(plain.samples, out.samples) and torch.equal(plain.energies, out.energies)
+    assert plain.kept_epochs == out.kept_epochs and plain.num_masked_rows == out.num_masked_rows
+
+
+def stuck(ids: torch.Tensor) -> torch.Tensor:
+    """An energy of two valleys."""
+    return 40.0 * torch.minimum((ids[:, 1:-1] != 5).sum(1), (ids[:, 1:-1] != 8).sum(1)).double()
+
+
+def test_what_was_missed_is_told(caplog):
+    from transformers.utils import logging
+
+    model = tiny_energy_model()
+    logging.enable_propagation()
+    out = model.generate(**JUDGED | {"max_rows": 300}, extra_energies=stuck)
+    logging.disable_propagation()
+    rows = out.run.num_rows_asked
+    assert rows >= 300 and out.run.epoch > 8
+    shorter = model.generate(
+        **JUDGED | {"target_rhat": None, "max_rows": None, "num_epochs": out.run.epoch - 8}, extra_energies=stuck
+    )
+    assert shorter.run.num_rows_asked < 300  # no round was begun after the limit
+    (report,) = out.summary().prompts
+    assert report.missed_by == report.r_hat - 1.1 > 0
+    assert f"missed by {report.missed_by:.3f}" in str(report)
+    assert any(f"missed by {report.missed_by:.3f}" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("extra", [{}, {"max_rows": 150, "extra_energies": stuck}])
+def test_an_interruption_doesnt_change_when_a_run_ends(tmp_path, monkeypatch, extra):
+    """Killed within an epoch, where rows that were kept are lost: met or missed, it ends where it would have."""
+    from hf_ebm.models.energy import saved_runs
+
+    model, settings = tiny_energy_model(), JUDGED | extra
+    again = {"extra_energies": settings.get("extra_energies")}
+    whole = model.generate(**settings)
+    for killed in [(3, 1), (11, 1), (whole.run.epoch, 0)]:
+
+        def at(self, run, killed=killed):
+            if (run.epoch, run.step) == killed:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(saved_runs.Saver, "save_if_due", at)
+            model.generate(**settings, save_state_to=tmp_path)
+        rest = model.generate(resume_from=tmp_path, save_state_to=tmp_path, **again)
+        assert torch.equal(whole.samples, rest.samples) and whole.run.epoch == rest.run.epoch
+        assert whole.run.num_rows_asked == rest.run.num_rows_asked
+    assert model.generate(resume_from=tmp_path, **again).run.epoch == whole.run.epoch  # it has ended
+    longer = model.generate(resume_from=tmp_path, target_rhat=1.0001, max_rows=whole.run.num_rows_asked + 1, **again)
+    assert longer.run.epoch == whole.run.epoch + 8
+
+
+def test_rows_are_counted_as_if_none_were_kept(monkeypatch):
+    from hf_ebm.scoring import logits_cache
+
+    settings = dict(lengths=4, num_chains=3, num_epochs=5, seed=0)
+    kept = tiny_energy_model().generate(**settings)
+    monkeypatch.setattr(logits_cache, "_MOST_BYTES_ON_CPU", 0)
+    anew = tiny_energy_model().generate(**settings)
+    assert kept.run.num_rows_asked == anew.run.num_rows_asked == anew.num_masked_rows > kept.num_masked_rows
+
+
+@pytest.mark.parametrize(
+    "extra,named",
+    [
+        ({"target_rhat": 1.0}, "target_rhat"),
+        ({"max_rows": 0}, "max_rows"),
+        ({"max_rows": None}, "max_rows"),
+        ({"target_rhat": None}, "target_rhat"),
+        ({"decoder": "mask_predict"}, "decoder"),
+        ({"kernel": "gibbs"}, "gibbs"),
+        ({"final_block_size": 2}, "final_block_size"),
+        ({"energy_temperature_decay": 0.1}, "energy_temperature_decay"),
+        ({"lengths": {2: 0.5, 3: 0.5}}, "lengths"),
+        ({"num_chains": 1}, "num_chains"),
+        ({"chain_keys": [(0, 0), (0, 1), (1, 0)], "lengths": [2, 2]}, "prompt 1 has 1"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(extra, named, rows_run):
+    burn_in = {"burn_in": 0} if "decoder" in extra else {}
+    with pytest.raises(ValueError, match=named):
+        tiny_energy_model().generate(**JUDGED | burn_in | extra)
+    assert not rows_run

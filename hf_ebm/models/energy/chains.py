@@ -14,6 +14,7 @@ from hf_ebm.checks import as_ids, as_whole_numbers, listed, shown, wholes
 from hf_ebm.model_facts import limit_of
 from hf_ebm.models.energy.inputs import EnergyInputs, check_inputs, context_of, mask_id_of, padding_id
 from hf_ebm.sampling.constraints import Constraint, PositionTokens, at_least_away, at_most_changes
+from hf_ebm.sampling.convergence import LEAST_CHAINS, import_arviz
 from hf_ebm.sampling.sampler import LENGTH, ChainKey, chain_generator, check_run_fits
 from hf_ebm.sampling.target import Target
 from hf_ebm.scoring.rows import Context, Sequences
@@ -328,6 +329,27 @@ def check_avoid(model: EnergyModel, config: ResolvedChainConfig) -> None:
     padded = [number for number, ids in enumerate(config.avoid or []) if pad in (ids[0], ids[-1])]
     if padded:
         raise ValueError(f"avoid: entry {padded[0]} is padded with {pad}; give every sequence at its own length")
+
+
+def check_judged(config: ResolvedChainConfig, keys: Sequence[ChainKey], lengths: Tensor) -> None:
+    """Raises `ValueError` where R-hat of chains of `lengths` (C,) can't be what a run goes by, though it is to be.
+
+    And `ImportError` without ArviZ.
+    """
+    if (config.target_rhat is None) != (config.max_rows is None):
+        raise ValueError("target_rhat and max_rows go together: until when a run goes on, and when it gives up")
+    if config.target_rhat is None:
+        return
+    import_arviz()
+    by_prompt: dict[int, list[int]] = {}
+    for key, length in zip(keys, lengths.tolist(), strict=False):
+        by_prompt.setdefault(key.prompt, []).append(length)
+    for prompt, own in by_prompt.items():
+        if len(own) < LEAST_CHAINS or len(set(own)) > 1:
+            raise ValueError(
+                f"target_rhat compares chains of one length, at least 2 of each prompt; prompt {prompt} has "
+                f"{len(own)}, of {len(set(own))} lengths: set num_chains, or give chain_keys of all chains"
+            )
 
 
 def _position_tokens(target: Target, config: ResolvedChainConfig, keys: Sequence[ChainKey]) -> PositionTokens:

@@ -22,6 +22,7 @@ from hf_ebm.models.energy.chains import (
     Chains,
     build_chains,
     check_avoid,
+    check_judged,
     check_starts,
     constrained,
     proposal_support,
@@ -37,6 +38,7 @@ from hf_ebm.sampling.run import ChainGenerationOutput, output_of, warn_of_poor_s
 from hf_ebm.sampling.sampler import (
     ChainKey,
     decoded,
+    is_over,
     kept_samples,
     kernel_at,
     run_epoch,
@@ -122,9 +124,9 @@ def generate(
             of one prompt can have other lengths, or start elsewhere.
         save_state_to: folder the run is saved to as it goes, and at its end, also when it is interrupted. Checksums
             of the model are saved with it, which take a second for each 100 million parameters.
-        resume_from: folder to go on from. Settings and prompts come from there; a larger `num_epochs` makes the run
-            longer, other settings must agree, and so must the model: its weights as they are loaded, configuration,
-            adapters and code. Processors, criteria and extra energies are to be given again.
+        resume_from: folder to go on from. Settings and prompts come from there; `num_epochs`, `target_rhat` and
+            `max_rows` may make the run longer, other settings must agree, and so must the model: its weights as they
+            are loaded, configuration, adapters and code. Processors, criteria and extra energies are to be given again.
         token_budget: tokens per forward pass; by default from free memory.
         overrides: settings by name, and what else the model reads, by the names of its own forward:
             `token_type_ids`, `langs`, `lang_ids`, `bbox`, … Whole numbers (B, T, …), one a row (B,), or one for
@@ -277,6 +279,7 @@ def run_job(
     save_state_to: str | os.PathLike | None,
 ) -> ChainGenerationOutput:
     """Runs what is left of a run, and saves it as it goes; the arguments are those of `generate`."""
+    check_judged(job.config, job.keys, job.run.stop - job.run.start)
     saver = Saver(save_state_to)
     saver.save(job.run)  # now, so that a folder that cannot be written costs no work
     proposal = proposal_of(job.config, job.target.support, further)
@@ -324,24 +327,27 @@ def _run_epochs(
     streamer: Streamer | None,
     saver: Saver,
 ) -> SavedRun:
-    config = job.config
-    run = job.run.with_room(config.num_epochs, kept_samples(config.num_epochs, config.burn_in, config.thinning))
+    config, run = job.config, job.run
+    prompts = torch.tensor([key.prompt for key in job.keys])
     show = None if streamer is None else getattr(streamer, "put_draft", streamer.put)
     done = torch.zeros(len(job.keys), dtype=torch.bool)
-    epochs = range(run.epoch, config.num_epochs)
     try:
-        for _ in logging.tqdm(epochs, desc="Sampling", unit="epoch", delay=2, leave=False):
-            steps = run_epoch(run, config, job.keys, job.target, proposal, show)
-            for run in steps:
-                saver.save_if_due(run)
-            for criterion in criteria:
-                done |= row_truths(
-                    f"stopping_criteria: {name_of(criterion)}",
-                    criterion(job.target.copied(run.cold.ids), None),
-                    len(done),
-                )
-            if criteria and bool(done.all()):
-                break
+        while not (is_over(run, config, prompts) or (criteria and bool(done.all()))):
+            end = (run.epoch // config.num_epochs + 1) * config.num_epochs
+            run = run.with_room(end, kept_samples(end, config.burn_in, config.thinning))
+            epochs = range(run.epoch, end)
+            for _ in logging.tqdm(epochs, desc="Sampling", unit="epoch", delay=2, leave=False):
+                steps = run_epoch(run, config, job.keys, job.target, proposal, show)
+                for run in steps:
+                    saver.save_if_due(run)
+                for criterion in criteria:
+                    done |= row_truths(
+                        f"stopping_criteria: {name_of(criterion)}",
+                        criterion(job.target.copied(run.cold.ids), None),
+                        len(done),
+                    )
+                if criteria and bool(done.all()):
+                    break
     except BaseException:
         saver.save_or_warn(run)
         raise

@@ -34,6 +34,7 @@ _PILOT = 0
 _OF_CHAINS_ALONE = (
     "decoder", "num_chains", "num_epochs", "burn_in", "thinning", "accept_all_epochs", "final_block_size",
     "energy_temperature_decay", "min_energy_temperature", "warm_start", "replica_temperatures",
+    "target_rhat", "max_rows",
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ logger = logging.get_logger(__name__)
 SECONDS_BETWEEN_SAVES = 1.0
 MOST_TIME_SAVING = 0.05
 # Settings that may change when a run goes on: they say how long it runs, not what it computes.
-_EXTENSIBLE = ("num_epochs",)
+_EXTENSIBLE = ("num_epochs", "target_rhat", "max_rows")
 _FORMAT = 3
 _FILE = "run.safetensors"
 # What earlier versions wrote: a header, which names a file of tensors.
@@ -88,7 +88,7 @@ def resumed(
     """A saved run on the model's device and the settings it goes on with.
 
     Args:
-        asked, overrides: settings, which must agree with the run's, but for a larger number of epochs.
+        asked, overrides: settings, which must agree with the run's, but for what says how long it runs.
         model: what the chains sample, `None` if `extra` is all.
 
     Raises:
@@ -103,7 +103,7 @@ def resumed(
     config = saved.resolved(saved, {name: getattr(asked, name) for name in _EXTENSIBLE})
     if config.num_epochs != saved.num_epochs and saved.final_block_size is not None:
         raise ValueError("resume_from: the run's block sizes depend on num_epochs, which must stay the same")
-    if config.num_epochs < run.epoch + (run.step > 0):
+    if config.target_rhat is None and config.num_epochs < run.epoch + (run.step > 0):
         raise ValueError(f"resume_from: {run.epoch} epochs are done, num_epochs={config.num_epochs} is less")
     check_run_fits(config, len(run.samples), run.state.ids.shape[1])
     energy = None if model is None else model.config.energy
