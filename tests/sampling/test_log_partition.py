@@ -8,6 +8,7 @@ import torch
 
 from hf_ebm import EnergyTarget
 from hf_ebm.lattices import ising, potts
+from hf_ebm.models.energy.chains import proposal_support
 from hf_ebm.sampling.smc import stepping_stones
 from tests.conftest import tiny_energy_model
 
@@ -68,6 +69,29 @@ def test_stepping_stone_of_several_lengths(model):
         exact = float(plain(model, length))
         assert abs(float(found.log_partition[row]) - exact) < 4 * float(found.error[row]) < 0.8
         assert abs(float(found.upper[row]) - exact) < 4 * float(found.upper_error[row]) < 0.8
+
+
+def test_of_targets_given_their_sources():
+    """An encoder-decoder's Z depends on the source of each prompt."""
+    from tests.models.test_families import wrap
+
+    model = wrap("bart")
+    support = proposal_support(model, list(range(9, model.vocab_size)))
+    words, sources = support.nonzero()[:, 0].tolist(), torch.tensor([[7, 8, 9], [9, 7, 0]])
+    mask = model.config.mask_token_id
+    prompts = torch.tensor([[1, 8, mask, 2], [1, mask, 7, 2]])
+    given = dict(encoder_input_ids=sources, encoder_attention_mask=sources.ne(0).long())
+    found = model.log_partition(prompts, method="exact", suppress_tokens=list(range(9, model.vocab_size)), **given)
+    for row, prompt in enumerate(prompts):
+        free = prompt == mask
+        ids = prompt.repeat(len(words), 1)
+        ids[:, free] = torch.tensor(words)[:, None]
+        own = {name: values[row].repeat(len(words), 1) for name, values in given.items()}
+        energies = model(ids, free_mask=free.repeat(len(words), 1), **own).energy.detach().double()
+        torch.testing.assert_close(found.log_partition[row], (-energies).logsumexp(0), atol=1e-5, rtol=1e-5)
+    out = model.sample_smc(prompts, num_particles=8, suppress_tokens=list(range(9, model.vocab_size)), **given, seed=0)
+    values = [out.log_partition[row].value for row in (0, 1)]
+    torch.testing.assert_close(torch.tensor(values).double(), found.log_partition, atol=0.4, rtol=0)
 
 
 @pytest.mark.parametrize("lattice", [ising(3, 3, 0.25), potts(2, 3, 3, 0.5)], ids=["ising", "potts"])

@@ -8,6 +8,7 @@
 - `energy_target`: sampling of any energy of ids, without a model;
 - `conditional_energy`: targets of sources; `custom_generate`: sampling as a `generate` of Transformers' own models;
 - `blanks`: which blanks rows have, and what may fill them; `fill_energy`: the likeliest fills of all;
+- `particles`, `smc_energy`, `partition_energy`: sequential Monte Carlo, and log Z;
 - `pair_energy`: joint distributions of two blanks.
 """
 
