@@ -118,14 +118,18 @@ def test_a_chain_is_the_same_whatever_runs_beside_it(tokenizer, length_model):
         torch.testing.assert_close(few.energies[0], many.energies[0, :2], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("sampler", [{"kernel": "metropolis_hastings"}, {"decoder": "mask_predict"}], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [{}, {"replica_temperatures": [1.0, 1.5]}, {"decoder": "mask_predict"}],
+    ids=["chains", "replicas", "fill"],
+)
 def test_the_length_of_least_energy_and_most_probability_is_chosen(tokenizer, length_model, sampler):
     model = model_for(tokenizer, "masked")
     how = dict(lengths="energy", length_model=length_model, num_lengths=3, num_chains=4, seed=1, **sampler)
     out = model.generate_from_sources(SOURCES, tokenizer, num_epochs=2, **how)
     best = length_log_probs(length_model, tokenizer, SOURCES).topk(3)
     log_probs, best = best.values, best.indices + 1
-    competing = out.chains.run.free.sum(1).view(2, 4, 3)
+    competing = out.chains.run.free[:24].sum(1).view(2, 4, 3)
     assert all(torch.equal(competing[row, chain], best[row]) for row in range(2) for chain in range(4))
     each = out.chains.energies[:, -1].view(2, 4, 3)
     assert torch.equal((each - log_probs[:, None]).argmin(-1), out.rows - 3 * torch.arange(8).view(2, 4))

@@ -110,7 +110,9 @@ def test_settings_by_name_go_before_a_generation_config_and_it_before_the_models
 
 
 def test_a_models_own_settings_are_those_of_a_call(sampling):
-    sampling.model.generation_config = ChainGenerationConfig(num_epochs=2, num_chains=3, seed=8)
+    sampling.model.generation_config = ChainGenerationConfig(
+        num_epochs=2, num_chains=3, seed=8, replica_temperatures=[1, 2]
+    )
     found = sampling(PROMPTS[:2], batch_size=2)
     assert_like(found, from_generate(sampling.model, PROMPTS[:2]))
     assert [len(own) for own in found] == [6, 6]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from hf_ebm import EnergyTarget
 from hf_ebm.models.energy import saved_runs
 from hf_ebm.models.energy.saved_runs import SavedRun
 from hf_ebm.sampling import configuration, replicas
 from hf_ebm.sampling.replicas import Replicas, fitted_ladder, rejection_rates, round_trips, swap_rates
 from hf_ebm.sampling.target import ChainState
 from tests.conftest import tiny_energy_model
+from tests.models.test_families import wrap
 from tests.sampling.chains import BASE, StopAfter, equal
 from tests.sampling.oracle import exact_target, total_variation_limit
 from tests.sampling.test_transitions import Kernel
@@ -266,6 +268,28 @@ def test_what_comes_back_is_of_the_coldest(tmp_path):
     torch.testing.assert_close(own.energies[..., -1], final.double(), atol=1e-4, rtol=1e-4)
     assert out.to_inference_data().posterior["energy"].shape == (3, 8, 1)
     assert model.generate(**BASE).replicas is None
+
+
+def test_replicas_carry_chains_between_modes_of_any_energy():
+    """Two modes ten nats apart from all else: chains that start in one see the other as often, and alone never do."""
+    modes = torch.tensor([[5, 5, 5], [8, 8, 8]])
+    target = EnergyTarget(lambda ids: 10.0 * (ids[:, None] != modes).any(2).all(1).double(), WORDS, 3)
+    settings = dict(num_chains=60, num_epochs=80, burn_in=50, seed=0)
+    alone = target.generate(modes[:1], **settings)
+    out = target.generate(modes[:1], replica_temperatures=[1, 1.7, 3, 6], **settings)
+    for run, low, high in ((alone, 0.0, 0.1), (out, 0.35, 0.65)):
+        first, second = ((run.samples == mode).all(2).double().mean() for mode in modes)
+        assert low <= float(second / (first + second)) <= high
+
+
+def test_encoder_decoder_chains_have_replicas_with_their_context(tmp_path):
+    model, settings = wrap("bart"), dict(lengths=3, num_chains=2, seed=0, replica_temperatures=[1.0, 1.5])
+    context = {"encoder_input_ids": torch.tensor([[7, 8, 9]])}
+    whole = model.generate(num_epochs=5, **settings, **context)
+    found = model(whole.sequences, encoder_input_ids=torch.tensor([[7, 8, 9]] * 2)).energy
+    torch.testing.assert_close(found.double(), whole.energies[:, -1], atol=1e-4, rtol=1e-4)
+    model.generate(num_epochs=2, save_state_to=tmp_path, **settings, **context)
+    assert same_replicas(whole, model.generate(resume_from=tmp_path, num_epochs=5))
 
 
 def test_swap_rates_and_round_trips_are_those_of_a_plain_loop():
