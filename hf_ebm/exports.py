@@ -11,6 +11,7 @@ from hf_ebm.models.lstm import (
     LSTMSeq2SeqConfig,
     LSTMSeq2SeqForConditionalGeneration,
 )
+from hf_ebm.models.minimum_bayes_risk import MBROutput, mbr, mbr_decode
 from hf_ebm.models.residual import (
     JointGenerationConfig,
     JointGenerationOutput,
@@ -38,11 +39,14 @@ __all__ = [
     "LSTMCache",
     "LSTMSeq2SeqConfig",
     "LSTMSeq2SeqForConditionalGeneration",
+    "MBROutput",
     "ProductLM",
     "ProductLMConfig",
     "ResidualEnergyConfig",
     "ResidualEnergyModel",
     "TextEnergy",
     "enumerate_distribution",
+    "mbr",
+    "mbr_decode",
     "soft_beam_search",
 ]

@@ -2,6 +2,7 @@
 
 - `energy`: masked language models as energies; `residual`: a causal language model corrected by an energy;
 - `autoregressive_product`: a product of two causal models; `lstm`: recurrent sequence-to-sequence models;
+- `minimum_bayes_risk`: a decoder of any model that generates;
 - `checkpoints`, `adapters`, `fingerprints`, `reranking`: what they share.
 """
 

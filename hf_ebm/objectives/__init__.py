@@ -1,9 +1,9 @@
 """Training objectives as pure functions on tensors; import from the modules.
 
 `losses` of tokens, candidates and energies, with estimates of log Z; `group_policy`, of groups of samples; `ranking`,
-of candidates in order; `mgs`, a search of parameters; `costs` says what a cost is, `sequence_costs` are those with
-names; `rewards`, larger is better, are called by keywords and added up; `completions` are prompts and what follows them
-as rows.
+of candidates in order; `bayes_risk`, the choice of one of them; `mgs`, a search of parameters; `costs` says what a cost
+is, `sequence_costs` are those with names; `rewards`, larger is better, are called by keywords and added up;
+`completions` are prompts and what follows them as rows.
 """
 
 from hf_ebm.renamed import rename_modules

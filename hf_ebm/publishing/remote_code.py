@@ -21,7 +21,7 @@ from pathlib import Path
 
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from hf_ebm.checks import as_path
+from hf_ebm.checks import as_path, check_choice
 
 PACKAGE = __name__.partition(".")[0]
 ENTRY = "modeling_hf_ebm"
@@ -91,19 +91,31 @@ def _entry(needed: list[type], inside: list[type]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write_custom_generate(folder: str | os.PathLike) -> list[str]:
-    """Writes `custom_generate/generate.py` and what it imports: sampling as Transformers' models load it from the Hub.
+# Where each `generate` stands that `write_custom_generate` knows, and the card beside it.
+CUSTOM_GENERATE = {
+    "sampler": (f"{PACKAGE}.models.energy.custom_generate", "sampler.md"),
+    "mbr": (f"{PACKAGE}.models.minimum_bayes_risk", "minimum_bayes_risk.md"),
+}
+
+
+def write_custom_generate(folder: str | os.PathLike, method: str = "sampler") -> list[str]:
+    """Writes `custom_generate/generate.py` and what it imports, as Transformers' models load it from the Hub.
 
     Args:
-        folder: of a repository, new or not; `hub_cards/sampler.md` is written as its README.md if there is none.
+        folder: of a repository, new or not; a card is written as its README.md if there is none.
+        method: `"sampler"`, chains of a masked language model, or `"mbr"`, minimum Bayes risk decoding.
+
+    Raises:
+        ValueError: for another method.
 
     Returns:
         Names of the files written.
     """
     root = as_path("folder", folder)
+    check_choice("method", method, CUSTOM_GENERATE)
+    start, card_of_method = CUSTOM_GENERATE[method]
     target = root / "custom_generate"
     target.mkdir(parents=True, exist_ok=True)
-    start = f"{PACKAGE}.models.energy.custom_generate"
     copies = _copies([(start, "generate")], _ALL_BUT_GENERATE).items()
     written = {"generate.py" if name == start else f"{_flat(name)}.py": text for name, text in copies}
     for file, text in written.items():
@@ -111,7 +123,7 @@ def write_custom_generate(folder: str | os.PathLike) -> list[str]:
     (target / "requirements.txt").write_text("torch>=2.6\ntransformers>=5.24\nnumpy\nsafetensors\n", encoding="utf-8")
     card = root / "README.md"
     if not card.exists():
-        template = resources.files("hf_ebm.hub_cards") / "sampler.md"
+        template = resources.files("hf_ebm.hub_cards") / card_of_method
         card.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
     return sorted([*(f"custom_generate/{name}" for name in written), "custom_generate/requirements.txt", "README.md"])
 

@@ -8,7 +8,7 @@ from types import CodeType
 import pytest
 import torch
 
-from hf_ebm import ProductLM, ResidualEnergyModel
+from hf_ebm import ProductLM, ResidualEnergyModel, mbr
 from hf_ebm.publishing.remote_code import write_custom_generate, write_remote_code
 from tests.conftest import tiny_energy_model
 from tests.models.residual_models import toy_encoder, toy_lm
@@ -22,7 +22,9 @@ MODELS = {
     "lstm": lambda: tiny_seq2seq("lstm additive"),
     "bilstm": tiny_bilstm,
     "custom generate": None,
+    "custom generate, mbr": None,
 }
+GENERATE = {"custom generate": "sampler", "custom generate, mbr": "mbr"}
 # Of modules that are published in part: a name that models need not.
 UNNEEDED = {"hf_ebm_runtime": "check_launch", "hf_ebm_texts": "TextEnergy", "hf_ebm_model_facts": "target_length"}
 
@@ -40,8 +42,8 @@ def unknown(code: CodeType, known: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_published_code_is_whole_and_no_more_than_that(kind, tmp_path):
-    if kind == "custom generate":
-        files = [name for name in write_custom_generate(tmp_path) if name.endswith(".py")]
+    if kind in GENERATE:
+        files = [name for name in write_custom_generate(tmp_path, GENERATE[kind]) if name.endswith(".py")]
     else:
         model = MODELS[kind]()
         model.config.save_pretrained(tmp_path)
@@ -78,3 +80,18 @@ def test_methods_that_are_left_out_take_their_modules_along(kind, tmp_path):
     assert assigned & {"generate", "score", "rerank", "fill", "score_variants", "generate_from_sources"} == set(own)
     assert not any("mutations" in name or "conditional_energy" in name for name in files)
     assert any("joint_fills" in name for name in files) == (kind == "energy")
+
+
+def test_published_minimum_bayes_risk_decoding_is_that_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    write_custom_generate(tmp_path / "mbr", "mbr")
+    model, found = tiny_seq2seq("bart").eval(), []
+    settings = {"do_sample": True, "num_return_sequences": 5, "max_new_tokens": 4, "num_references": 3}
+    for way in ({"custom_generate": str(tmp_path / "mbr"), "trust_remote_code": True}, {"custom_generate": mbr}):
+        torch.manual_seed(0)
+        found.append(model.generate(torch.tensor([[4, 5], [6, 7]]), **way, **settings))
+    assert torch.equal(*found) and len(found[0]) == 2
+    assert "minimum-bayes-risk" in (tmp_path / "mbr" / "README.md").read_text()
+    with pytest.raises(ValueError, match="method must be one of 'sampler', 'mbr'"):
+        write_custom_generate(tmp_path, "beams")
