@@ -45,6 +45,7 @@ class CandidateDecoder:
         args: its arguments.
         config: how is decoded; of its special tokens those that are open are the model's.
         rewards: of sequences; a cost is `-reward`.
+        text_columns: those of prompts and references, of a data set of texts; else none.
         scores_its_samples: whether log probabilities must be those that samples are drawn by.
 
     Raises:
@@ -59,10 +60,11 @@ class CandidateDecoder:
         args: TaskLossConfig,
         config: GenerationConfig,
         rewards: RewardTerms,
+        text_columns: Sequence[str],
         scores_its_samples: bool,
     ):
         self.trainer, self.args, self.config, self.rewards = trainer, args, config, rewards
-        self.scores_its_samples = scores_its_samples
+        self.text_columns, self.scores_its_samples = text_columns, scores_its_samples
         self.end_ids = special_ids("eos_token_id", config, trainer.model)
         if not self.end_ids:
             raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
@@ -177,12 +179,16 @@ class CandidateDecoder:
 
     def scores(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> Scores:
         """Rewards of sequences, each of a row of the batch, on the CPU."""
+        columns = columns_at(pairs.columns, rows)
+        prompts, references = [columns.pop(name, None) for name in self.text_columns] or (None, None)
         decoded = Decoded(
             _lists(sequences),
             _lists([pairs.targets[row] for row in rows]),
             _lists([pairs.prompts[row] for row in rows]) if pairs.prompts else None,
-            columns_at(pairs.columns, rows),
+            columns,
             self._texts if self.trainer.processing_class is not None else None,
+            prompts,
+            references,
         )
         # Models that score compute as precisely in every objective.
         with torch.autocast(pairs.targets[0].device.type, enabled=False):

@@ -60,7 +60,7 @@ def columns_apart(trainer: Trainer, keep: bool | None) -> Iterator[None]:
     """Inside, data loaders are made with a collator that keeps out of a model's forward what it doesn't take.
 
     Args:
-        keep: as of `ColumnsApart`; None for collators that make no batches of the model's.
+        keep: as of `ColumnsApart`; None for collators that see to columns themselves.
     """
     collator = trainer.data_collator
     if keep is not None and not trainer.args.remove_unused_columns:

@@ -112,6 +112,11 @@ class MGSTrainer(TaskLossTrainer):
                     "rounded away; load the model with dtype=torch.float32 and compute with bf16=True"
                 )
 
+    @property
+    def needs_targets(self) -> bool:
+        """Always: of the likelihood step."""
+        return True
+
     def get_train_dataloader(self) -> DataLoader:
         """Every process gets every batch, in the same order."""
         loader = super().get_train_dataloader()

@@ -118,11 +118,11 @@ class ObjectiveTrainer(Trainer):
     config_class: ClassVar[type[TrainingArguments]]
     bibtex: ClassVar[Sequence[str]] = ()
     mean_over: ClassVar[Literal["rows", "tokens"]] = "rows"  # the items
-    row_must_have: ClassVar[str]  # "{row}" stands for its number
+    row_must_have: str  # "{row}" stands for its number
     needs_every_row: ClassVar[bool] = False  # in training
     evaluated_terms: tuple[str, ...] = ()  # what an evaluation logs beside its loss
-    # Whether columns that the model doesn't take are kept, for a cost; None where batches aren't the model's inputs.
-    reads_columns: ClassVar[bool | None] = None
+    # Whether columns that the model doesn't take are kept, for a cost; None where the collator sees to them itself.
+    reads_columns: bool | None = None
     model: PreTrainedModel  # or an adapter of PEFT on one, which passes on what it doesn't have itself
 
     @takes_stock_arguments

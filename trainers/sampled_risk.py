@@ -116,7 +116,7 @@ def candidate_sets(
         drawn = decoder.decode(pairs, config, num_samples=args.num_candidates)
     else:
         drawn, _ = decoder.sample(pairs, args.num_candidates, args.sampling_temperature)
-    targets = [[target] if args.include_target else [] for target in pairs.targets]
+    targets = [[target] if args.include_target and len(target) else [] for target in pairs.targets]
     candidates = [distinct([*gold, *found]) for gold, found in zip(targets, drawn, strict=True)]
     log_probs, cross_entropy = decoder.score(model, pairs, candidates, with_targets=args.cross_entropy_weight > 0)
     costs = decoder.candidate_costs(pairs, candidates)

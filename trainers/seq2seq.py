@@ -71,7 +71,7 @@ class Seq2SeqObjectiveTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     config_class: ClassVar[type[GenerationTrainingConfig]] = GenerationTrainingConfig
     args: GenerationTrainingConfig
     mean_over = "tokens"
-    reads_columns: ClassVar[bool | None] = False
+    reads_columns = False
     row_must_have = MUST_HAVE_TARGET
 
     def check_model(self, model: PreTrainedModel) -> None:

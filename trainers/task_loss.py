@@ -26,6 +26,7 @@ from hf_ebm.renamed import renamed_attributes
 from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
 from hf_ebm.trainers.costs import check_columns
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
+from hf_ebm.trainers.prompts import PromptCollator, has_texts, text_collator
 from hf_ebm.trainers.reward_functions import as_rewards
 from hf_ebm.trainers.rewards import ERRORS, RewardTerms, with_deviations
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
@@ -56,6 +57,7 @@ class TaskLossConfig(GenerationTrainingConfig):
             for each completion, or `"skip"`: what it could not say counts as the mean of what it said of the row's
             other candidates, so that this one gains and loses nothing by it (of the batch's, where there is none; where
             there is none either, the function is left out of the sums), and the share is logged.
+        prompt_column, reference_column: of a data set of texts; see `hf_ebm.trainers.prompts.PromptCollator`.
         max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
             2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
             else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
@@ -72,6 +74,8 @@ class TaskLossConfig(GenerationTrainingConfig):
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "A weight for each reward; default: 1."})
     reward_errors: str = field(default="raise", metadata={"help": "Of a reward function: raise, or skip and count."})
+    prompt_column: str = field(default="prompt", metadata={"help": "Of a data set of texts, the prompts."})
+    reference_column: str = field(default="reference", metadata={"help": "Of a data set of texts, the references."})
     max_length_ratio: float = field(
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
     )
@@ -131,7 +135,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     mean_over: ClassVar[Literal["rows", "tokens"]] = "tokens"
     row_must_have = MUST_HAVE_TARGET
     needs_every_row = True
-    reads_columns: ClassVar[bool | None] = True
+    reads_columns: bool | None = True
     scores_its_samples: ClassVar[bool] = False  # whether log probabilities must be those that samples are drawn by
     evaluated_terms: tuple[str, ...] = ("cost", "decoded_length", "cut_share")
 
@@ -148,6 +152,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         if cost is not None and (reward_funcs is not None or getattr(args, "reward_funcs", None) is not None):
             raise ValueError(f"cost and reward_funcs must not both be given, got {shown(cost)} beside rewards")
         self._given_cost, self._given_rewards = cost, reward_funcs
+        self._collates = kwargs.get("data_collator") is None
         self._own_generation_config = getattr(model, "generation_config", None)  # which the stock trainer replaces
         self._own_use_cache = getattr(getattr(model, "config", None), "use_cache", None)  # as well
         super().__init__(model, args, **kwargs)
@@ -165,15 +170,33 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
                     setattr(decoding, name, getattr(own, name))
         if self._own_use_cache is not None:  # whether to cache is said in every call here
             self.model.config.use_cache = self._own_use_cache
-        rewards = self._reward_terms()
+        data = self.eval_dataset if self.train_dataset is None else self.train_dataset
+        of_texts = self._collates and has_texts(data, self.args.prompt_column)
+        rewards = self._reward_terms(of_texts)
         if rewards.needs_texts and self.processing_class is None:
             kind = "reward" if rewards.logs else "cost"
             raise ValueError(f"processing_class must be given: the {kind} {rewards.needs_texts[0]!r} reads texts")
         self.evaluated_terms = (*type(self).evaluated_terms, *rewards.names(grouped=False))
         self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
-        self.candidates = CandidateDecoder(self, self.args, decoding, rewards, self.scores_its_samples)
+        columns = (self.args.prompt_column, self.args.reference_column) if of_texts else ()
+        self.candidates = CandidateDecoder(self, self.args, decoding, rewards, columns, self.scores_its_samples)
+        if of_texts:
+            end_ids, pad_id = self.candidates.end_ids, self.candidates.pad_id
+            self.data_collator = text_collator(self.processing_class, self.model, end_ids, pad_id, columns)
+            self.reads_columns = None
+            self.row_must_have = f"{self.args.reference_column}: row {{row}} must have a text"
 
-    def _reward_terms(self) -> RewardTerms:
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """The Trainer's; of texts all columns are kept, for the collator."""
+        of_texts = isinstance(self.data_collator, PromptCollator)
+        return dataset if of_texts else super()._remove_unused_columns(dataset, description)
+
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """The Trainer's, of data sets that aren't of `datasets`; likewise."""
+        of_texts = isinstance(data_collator, PromptCollator)
+        return data_collator if of_texts else super()._get_collator_with_removed_columns(data_collator, description)
+
+    def _reward_terms(self, of_texts: bool) -> RewardTerms:
         """The reward functions; a cost is one, and isn't logged by name."""
         args = self.args
         given = args.reward_funcs if self._given_rewards is None else self._given_rewards
@@ -183,7 +206,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             terms = [CostReward(cost.name, cost)]
         else:
             terms = as_rewards(given, self.model.config.is_encoder_decoder, args.device)
-        for term in terms:
+        for term in [] if of_texts else terms:
             of_cost = isinstance(term, CostReward)
             check_columns(
                 self, term.name, term.parameters, ("prompts",) if of_cost else GIVEN, "cost" if of_cost else "reward"
@@ -218,6 +241,11 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             self.check_memory(inputs["labels"])
 
     @property
+    def needs_targets(self) -> bool:
+        """Whether every row that is trained on or evaluated must have a target: for a cost or a reward, or the loss."""
+        return self.candidates.rewards.needs_references or getattr(self.args, "cross_entropy_weight", 0.0) > 0
+
+    @property
     def reads_targets(self) -> bool:
         """Whether the model reads the targets of the present batch."""
         return True
@@ -227,7 +255,9 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         check_logits_fit("per_device_train_batch_size, max_target_length", labels.shape, self.module)
 
     def scored_rows(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Rows with a target; the first token of a causal row is none."""
+        """Rows with a target, where one is needed; the first token of a causal row is none."""
+        if not self.needs_targets:
+            return torch.ones(num_rows(inputs), dtype=torch.bool, device=inputs["labels"].device)
         targets = self.candidates.pairs(inputs).targets
         return torch.tensor([len(ids) > 0 for ids in targets], device=targets[0].device)
 
@@ -241,19 +271,20 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         pairs = candidates.pairs(inputs)
         if self.model.training:
             return self.training_terms(model, pairs)
-        rows = list(range(len(pairs)))
-        log_probs = pairs.log_probs(model, rows, pairs.targets)
+        rows, device = list(range(len(pairs))), pairs.targets[0].device
+        with_target = [row for row in rows if len(pairs.targets[row])]
+        targets = [pairs.targets[row] for row in with_target]
+        loss = -pairs.log_probs(model, with_target, targets).sum() if targets else torch.zeros((), device=device)
         config = candidates.settings(pairs)
         self._decoded = [found[0] for found in candidates.decode(pairs, config)]
-        count = torch.tensor(len(pairs), device=log_probs.device)
+        count = torch.tensor(len(pairs), device=device)
         scores = candidates.scores(pairs, rows, self._decoded)
         logged = {
             "cost": (scores.costs.sum().to(count.device), count),
             **candidates.rewards.sums(scores, count.device),
         }
         logged |= candidates.length_terms(self._decoded, config)
-        tokens = torch.tensor(sum(map(len, pairs.targets)), device=log_probs.device)
-        return LossTerms(-log_probs.sum(), tokens, logged)
+        return LossTerms(loss, torch.tensor(sum(map(len, targets)), device=device), logged)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         """The objective of a batch in training."""

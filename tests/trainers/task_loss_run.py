@@ -15,11 +15,18 @@ from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers import test_mgs, test_sampled_risk, test_trainers
 
 SAMPLING = GenerationConfig(do_sample=True, top_k=0, eos_token_id=END, pad_token_id=PAD)
+REWARDS = {
+    "reward_funcs": ["neg_edit_distance", "neg_repetition"],
+    "reward_weights": [1.0, 0.5],
+    "reward_errors": "skip",
+}
 KINDS = {
     "mgs": {"learning_rate": 0.3},
     "mgs, sampled, dropout, accumulated": {"generation_config": SAMPLING, "gradient_accumulation_steps": 2},
     **{kind: {} for kind in test_sampled_risk.KINDS},
     "minimum risk, mixed, encoded once": {"gradient_accumulation_steps": 2},
+    "mgs, rewards": {"learning_rate": 0.3, **REWARDS},
+    "minimum risk, rewards": {"gradient_accumulation_steps": 2, **REWARDS},
 }
 
 
@@ -40,7 +47,7 @@ def trainer_of(kind: str, folder: Path, processes: int):
     if kind.endswith("encoded once"):
         model, rows, collator = tiny_seq2seq("bart"), test_trainers.rows(16), test_trainers.collate
     trainer = test_sampled_risk.trainer_of(
-        kind.removesuffix(", encoded once"), folder, model, rows, collator,
+        kind.removesuffix(", encoded once").removesuffix(", rewards"), folder, model, rows, collator,
         max_steps=2, per_device_train_batch_size=8 // processes, **KINDS[kind],
     )  # fmt: skip
 
