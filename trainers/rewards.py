@@ -145,7 +145,7 @@ class RewardTerms:
             return ()
         kinds = ["mean", "square", *(["skipped"] if self.errors == "skip" else [])]
         own = [f"rewards/{term.name}/{kind}" for term in self.terms for kind in kinds]
-        return (*own, "reward", *(("reward_std", "frac_reward_zero_std") if grouped else ()))
+        return (*own, "reward", *(("reward_std", "zero_deviation_share") if grouped else ()))
 
     def sums(self, scores: Scores, device: torch.device, rows: Sequence[int] | None = None) -> Sums:
         """Sums and counts of what is logged, by `names`.

@@ -121,7 +121,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             as a cost is; it returns a number for each completion, or None where it has nothing to say and is left out
             of the sum. Of rewards are logged
             `rewards/NAME/mean` and `/std` of each, and `reward`, the mean of the sums; in training `reward_std` (mean
-            deviation among the candidates of a row) and `frac_reward_zero_std` (share of rows where it is 0).
+            deviation among the candidates of a row) and `zero_deviation_share` (share of rows where it is 0).
             Deviations are those of the population.
 
     Raises:

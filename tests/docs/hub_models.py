@@ -20,6 +20,8 @@ from transformers import (
     GPT2LMHeadModel,
     RobertaConfig,
     RobertaForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from tests.models.tokenizers_for_tests import small_tokenizer
@@ -75,12 +77,22 @@ def _sentiment():
     return DistilBertForSequenceClassification(config), tokenizer
 
 
+def _t5():
+    tokenizer = small_tokenizer("unigram")
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 3)])
+    tokenizer.eos_token = "</s>"
+    ids = dict(vocab_size=len(tokenizer), pad_token_id=0, decoder_start_token_id=0, eos_token_id=3)
+    config = T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, **ids)
+    return T5ForConditionalGeneration(config), tokenizer
+
+
 HUB_MODELS = {
     "bert-base-uncased": _bert,
     "roberta-base": _roberta,
     "facebook/esm2_t12_35M_UR50D": _esm,
     "Rostlab/prot_bert": _prot_bert,
     "gpt2": _gpt2,
+    "google-t5/t5-small": _t5,
     "distilbert-base-uncased-finetuned-sst-2-english": _sentiment,
 }
 

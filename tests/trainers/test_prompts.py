@@ -1,6 +1,7 @@
 """Data sets of texts: batches made by hand, updates as of tokens, prompts without references, refusals."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForSeq2Seq, GenerationConfig
 
 from hf_ebm.data.symbols import encode_completions, encode_pairs, symbol_tokenizer
-from hf_ebm.trainers import MGSTrainer
+from hf_ebm.trainers import GRPOTrainer, MGSTrainer
 from hf_ebm.trainers.costs import COLUMNS
 from hf_ebm.trainers.prompts import PromptCollator
 from tests.causal_families import tiny_causal
@@ -18,7 +19,11 @@ from tests.trainers import test_sampled_risk
 from tests.trainers.test_cost_columns import update_of
 from tests.trainers.test_trainers import ONE_STEP
 
-KINDS = {"mgs": (MGSTrainer, MGSTrainer.config_class, {"learning_rate": 0.3}), **test_sampled_risk.KINDS}
+KINDS = {
+    "mgs": (MGSTrainer, MGSTrainer.config_class, {"learning_rate": 0.3}),
+    "grpo": (GRPOTrainer, GRPOTrainer.config_class, {}),
+    **test_sampled_risk.KINDS,
+}
 SYMBOLS = list("abcdefghijk")
 TEXTS = [
     {"prompt": "a b c", "reference": "b a", "topic": "x"},
@@ -104,7 +109,7 @@ def test_the_update_is_that_of_tokens(kind, which, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["bart", "gpt2"])
-@pytest.mark.parametrize("kind", ["minimum risk", "self-critical"])
+@pytest.mark.parametrize("kind", ["minimum risk", "self-critical", "grpo"])
 def test_prompts_without_references_are_decoded_as_long_as_the_configuration_says(kind, which, tmp_path):
     """A step on the drawn candidates, written by hand; evaluation and predictions."""
     prompts = [{"prompt": row["prompt"]} for row in TEXTS]
@@ -128,7 +133,7 @@ def test_prompts_without_references_are_decoded_as_long_as_the_configuration_say
     assert max(len(ids) for found in drawn for ids in found) <= 4 and all(len(ids) for found in drawn for ids in found)
     log = trainer.state.log_history[0]
     rewards = [[sum(ids.tolist()) % 7 for ids in found] for found in drawn]
-    if kind == "self-critical":
+    if kind != "minimum risk":  # which takes equal candidates once
         assert log["reward"] == pytest.approx(sum(map(sum, rewards)) / sum(map(len, rewards)))
     output = trainer.predict(prompts)
     assert len(output.predictions) == len(prompts) and output.predictions.shape[1] <= 4
@@ -170,6 +175,14 @@ def test_adapters_and_metrics_of_predictions(tmp_path):
     logs = [log for log in trainer.state.log_history if "eval_reward" in log]
     assert len(logs) == 2 and all(log["eval_rows"] == 3 for log in logs) and len(seen) == 2
     assert trainer.state.best_metric == max(log["eval_reward"] for log in logs)
+
+
+def test_the_script_of_the_guide_is_short():
+    """`tests/docs` runs it."""
+    guide = Path("docs/guides/task_loss_training.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in guide.split("```python\n")[1:]]
+    block = next(block for block in blocks if "reward_funcs" in block)
+    assert len([line for line in block.splitlines() if line]) <= 15 and ".train()" in block
 
 
 def test_what_is_no_text_is_refused(tmp_path):

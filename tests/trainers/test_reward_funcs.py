@@ -156,7 +156,7 @@ def test_terms_are_logged_by_name(tmp_path):
         "rewards/sometimes/std": np.std(firsts),
         "reward": np.mean(totals),
         "reward_std": np.mean([np.std(found) for found in totals]),
-        "frac_reward_zero_std": np.mean([np.std(found) == 0 for found in totals]),
+        "zero_deviation_share": np.mean([np.std(found) == 0 for found in totals]),
         "candidate_cost": -np.mean(totals),
         "decoded_length": np.mean(lengths),
     }
@@ -171,7 +171,7 @@ def test_equal_candidates_are_a_group_without_deviation(tmp_path):
     trainer = trainer_of("self-critical", tmp_path, lambda completion_ids: [0.1] * len(completion_ids))
     trainer.train()
     log = trainer.state.log_history[0]
-    assert (log["frac_reward_zero_std"], log["reward_std"]) == (1, 0)
+    assert (log["zero_deviation_share"], log["reward_std"]) == (1, 0)
     assert log["rewards/<lambda>/std"] == pytest.approx(0, abs=1e-8)
 
 
