@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hf_ebm.models.energy.smc_energy import particles_of
 from hf_ebm.sampling import smc
 from hf_ebm.sampling.smc import Particles, log_mean_weight
 from tests.conftest import plain_token_energies, tiny_energy_model
@@ -84,6 +85,32 @@ def test_broken_variants_miss_z(model, exact, broken, monkeypatch):
     broken(monkeypatch)
     out = model.sample_smc(**SETTINGS | {"ladder": LADDER})
     assert abs(deviation(out, float(exact.log_partition))) > 4
+
+
+def backwards(model, starts: torch.Tensor) -> torch.Tensor:
+    """Log estimates of 1/Z by annealing from states (150 * 8, 2) to the fill."""
+    inputs = dict.fromkeys(("input_ids", "attention_mask", "free_mask", "encoder_input_ids", "encoder_attention_mask"))
+    numbers = dict(num_particles=8, num_runs=150, run_keys=None, num_moves=1)
+    asked = particles_of(model, inputs, None, {"lengths": 2, "seed": 3}, None, None, **numbers)
+    annealing, chains = asked.prepared(asked.keys, 3)
+    ids = chains.ids.clone()
+    ids[:, 1:-1] = starts
+    ladders = smc.falling(torch.tensor([LADDER]).double().expand(150, -1))
+    particles, _ = annealing.annealed(annealing.started(ids), 1.0, 0.0, smc.fixed(ladders))
+    return log_mean_weight(annealing.back_to_fill(particles).log_weights)
+
+
+def test_the_way_back_from_exact_samples_estimates_one_over_z(model, exact):
+    """Without bias, so that estimates of log Z lie on either side in the mean; from other samples they don't."""
+    log_z = float(exact.log_partition)
+    logs = backwards(model, exact.sample(1200, torch.Generator().manual_seed(0)))
+    ratios = (logs + log_z).exp()
+    assert abs(float((ratios.mean() - 1) / (ratios.std() / 150**0.5))) < 3
+    below = log_mean_weight(model.sample_smc(**SETTINGS | {"ladder": LADDER}).log_weights)
+    assert float(below.mean()) < log_z < float(-logs.mean())
+    likeliest = exact.sequences[exact.log_probabilities.argmax()].expand(1200, 2)
+    ratios = (backwards(model, likeliest) + log_z).exp()
+    assert abs(float((ratios.mean() - 1) / (ratios.std() / 150**0.5))) > 4
 
 
 def test_weights_of_particles_that_never_move(energy, monkeypatch):
