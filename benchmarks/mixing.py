@@ -42,7 +42,7 @@ MAIN_TARGETS = [
     "embedded 12", "reaction 8",
 ]  # fmt: skip
 MAIN_SAMPLERS = [
-    "careful loop", "single site", "pairs", "2, 4 and 6", "pairs, 4 replicas", "SMC of 64", "Gibbs with gradients",
+    "careful loop", "single site", "pairs", "1 and 3", "pairs, 4 replicas", "SMC of 64", "Gibbs with gradients",
     "discrete Langevin",
 ]  # fmt: skip
 REFERENCE = "pairs"  # what makes a reference where none is exact
