@@ -130,9 +130,6 @@ _BLOCKS = {"block_fill": "sequential", "block_layout": "contiguous"}
 _PAIRS = {"block_size": 2, "delayed_acceptance": 1, **_BLOCKS}
 _LADDER = [1.0, 1.25, 1.6, 2.1]
 
-# Those that need a masked language model.
-OF_MASKED_MODELS = {"SMC of 16", "SMC of 64"}
-
 # Every sampler there is, the one that others are compared with first. An entry is all that a new one needs.
 SAMPLERS: dict[str, Sampler] = {
     "careful loop": careful_loop,
@@ -152,8 +149,3 @@ SAMPLERS: dict[str, Sampler] = {
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),
     "discrete Langevin": by_gradients(lambda: DiscreteLangevin(0.2), every=lambda length: 1),
 }
-
-
-def applies(sampler: str, target: Target) -> bool:
-    """Whether a sampler has moves for a target."""
-    return sampler not in OF_MASKED_MODELS or not isinstance(target, LatticeTarget)

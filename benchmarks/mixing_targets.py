@@ -154,6 +154,7 @@ class LatticeTarget:
         self.columns, self.words = list(range(lattice.length)), torch.arange(lattice.states)
         self.count = Counter[str]()
         self.model = EnergyTarget(self.energy, self.words.tolist(), lattice.length)
+        self.prompt = torch.full((1, lattice.length), self.model.mask_token_id)
 
     def inputs(self, ids: Tensor) -> dict[str, Tensor]:
         """Of `generate`, for chains that start at `ids` (C, T)."""
