@@ -136,6 +136,25 @@ def test_the_length_of_least_energy_and_most_probability_is_chosen(tokenizer, le
     assert torch.equal(each.flatten()[out.rows], out.energies)
 
 
+@pytest.mark.parametrize("kind", ["masked", "encoder_decoder"])
+def test_the_most_probable_pair_of_length_and_target_is_chosen(tokenizer, length_model, kind):
+    """The target has 3 nats less for each symbol, which log Z takes back."""
+    model = model_for(tokenizer, kind, "raw")
+    prize = lambda ids: -3.0 * torch.isin(ids, torch.tensor([5, 6, 7])).sum(1)  # noqa: E731
+    how = dict(length_model=length_model, num_lengths=3, num_chains=2, num_epochs=2, seed=1, extra_energies=prize)
+    out = model.generate_from_sources(SOURCES, tokenizer, lengths="probability", num_particles=100, **how)
+    lengths = out.chains.run.free.sum(1).view(2, 2, 3)
+    log_probs = length_log_probs(length_model, tokenizer, SOURCES).view(2, 1, 4).expand(2, 2, 4).gather(2, lengths - 1)
+    exact_log_z = [exact(model, tokenizer, source, n).log_partition for source in SOURCES for n in range(1, 5)]
+    log_z = torch.stack(exact_log_z).view(2, 1, 4).expand(2, 2, 4).gather(2, lengths - 1) + 3 * lengths
+    merit = log_probs - out.chains.energies[:, -1].view(2, 2, 3) - log_z
+    chosen = merit.argmax(-1)
+    assert torch.equal(chosen, out.rows - 3 * torch.arange(4).view(2, 2))
+    torch.testing.assert_close(out.log_partition, log_z.gather(2, chosen[..., None])[..., 0], atol=0.2, rtol=0)
+    other = model.generate_from_sources(SOURCES, tokenizer, lengths="energy", **how)
+    assert torch.equal(other.chains.samples, out.chains.samples) and not torch.equal(other.rows, out.rows)
+
+
 def test_settings_of_the_model_and_of_generate_hold(tokenizer):
     model = model_for(tokenizer, "masked")
     model.generation_config.num_chains, model.generation_config.lengths = 3, 7
@@ -155,7 +174,9 @@ def test_settings_of_the_model_and_of_generate_hold(tokenizer):
         (dict(sources=[]), "sources must hold"),
         (dict(lengths=[2]), "lengths must be 2 whole numbers"),
         (dict(lengths=[2, 0]), "lengths must be 2 whole numbers"),
-        (dict(lengths="longest"), '"sample" or "energy", got \'longest\''),
+        (dict(lengths="longest"), '"energy" or "probability", got \'longest\''),
+        (dict(lengths="probability"), "length_model must be"),
+        (dict(lengths="probability", length_model="given", num_particles=1), "num_particles"),
         (dict(lengths="sample"), "length_model must be"),
         (dict(length_model="given"), "length_model was given together"),
         (dict(lengths="energy", length_model="given", num_lengths=5), "num_lengths must be from 1 to .* 4, got 5"),

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 _SOURCES_AT_ONCE = 256
+# Settings that say which sequences there are.
+_OF_SPACE = ("suppress_tokens", "protected_positions", "allowed_tokens", "avoid")
 
 
 @model_output
@@ -45,6 +47,7 @@ class ConditionalGenerationOutput(ModelOutput):
         texts: per source, the final texts of its chains.
         lengths: (N, C) their numbers of tokens.
         energies: (N, C) their energies in nats (float64).
+        log_partition: (N, C) with `lengths="probability"`, the estimates of log Z of their lengths; else `None`.
         rows: (N, C) their rows in `chains`.
         chains: all chains that were run, also those of lengths that were not chosen.
     """
@@ -52,6 +55,7 @@ class ConditionalGenerationOutput(ModelOutput):
     texts: list[list[str]]
     lengths: Tensor
     energies: Tensor
+    log_partition: Tensor | None
     rows: Tensor
     chains: ChainGenerationOutput
 
@@ -59,7 +63,8 @@ class ConditionalGenerationOutput(ModelOutput):
 class _Plan(NamedTuple):
     """Chains to run: for each its source, its number, and its length. `choices` lengths of a source compete.
 
-    `log_probs` (chains,) are those of the lengths, where they compete.
+    `log_probs` (chains,) are those of the lengths, where they compete, and `log_partition` (chains,) their log Z, where
+    that counts.
     """
 
     sources: list[int]
@@ -67,6 +72,7 @@ class _Plan(NamedTuple):
     lengths: list[int]
     choices: int = 1
     log_probs: Tensor | None = None
+    log_partition: Tensor | None = None
 
 
 @torch.no_grad()
@@ -78,6 +84,7 @@ def generate_from_sources(
     lengths: Sequence[int] | str,
     length_model: PreTrainedModel | None = None,
     num_lengths: int = 3,
+    num_particles: int = 16,
     generation_config: ChainGenerationConfig | None = None,
     unknown_tokens: str = "warn",
     **kwargs: Any,
@@ -94,9 +101,12 @@ def generate_from_sources(
             `length_model`; or `"energy"`: chains of the `num_lengths` most probable lengths are run, and of the
             chains with one number the one with the lowest `E(y) - log p(length)` is taken. That is a heuristic:
             each length has a partition function of its own, which it leaves out; raw energies, whose zero means
-            nothing, suit it less than local ones.
+            nothing, suit it less than local ones. Or `"probability"`: as `"energy"`, but with log Z of each length,
+            so that the most probable pair of a length and a target, `p(length) exp(-E(y)) / Z(length)`, is taken.
         length_model: a sequence classifier of sources whose class n stands for n tokens.
-        num_lengths: how many lengths compete with `"energy"`.
+        num_lengths: how many lengths compete with `"energy"` and `"probability"`.
+        num_particles: of the estimate of log Z of each source and length with `"probability"`, see `sample_smc`. It is
+            of `exp(-E)`, whatever the chains' temperature, and takes more rows than the chains.
         unknown_tokens: as for `score`.
         generation_config, kwargs: as for `generate`, less what says which chains are run; further inputs of the
             model are one number for all sources, or one for each. A saved run goes on by
@@ -142,8 +152,25 @@ def generate_from_sources(
     room = _room(model, tokenizer, frames)
     plan = _plan(rows, tokenizer, lengths, length_model, num_lengths, config, room)
     inputs = _conditional_inputs(model, tokenizer, frames, plan, further_inputs)
+    if lengths == "probability":
+        plan = plan._replace(log_partition=_log_partition(model, config, inputs, num_particles, kwargs))
     chains = model.generate(generation_config=config, **inputs, **kwargs)
     return _chosen(chains, plan, len(rows), tokenizer)
+
+
+def _log_partition(
+    model: EnergyModel, config: ResolvedChainConfig, inputs: dict[str, Any], num_particles: int, given: dict[str, Any]
+) -> Tensor:
+    """(chains,) log Z of `exp(-E)` of each chain's row of the inputs of `generate`, estimated once for each row."""
+    rows = {name: value for name, value in inputs.items() if name not in ("chain_keys", "chain_rows")}
+    same = {name: getattr(config, name) for name in _OF_SPACE} | {
+        name: given[name] for name in ("extra_energies", "token_budget") if name in given
+    }
+    found = model.sample_smc(
+        **rows, num_particles=num_particles, num_runs=1, energy_temperature=1.0, seed=config.seed, **same
+    )
+    values = torch.tensor([found.log_partition[row].value for row in range(len(inputs["input_ids"]))])
+    return values.double()[inputs["chain_rows"]]
 
 
 def _conditional_inputs(
@@ -251,15 +278,15 @@ def _checked_num_lengths(
         if length_model is not None:
             raise ValueError("length_model was given together with lengths as numbers")
         return 1
-    if lengths not in ("sample", "energy"):
-        raise ValueError(f'lengths must be numbers, "sample" or "energy", got {lengths!r}')
+    if lengths not in ("sample", "energy", "probability"):
+        raise ValueError(f'lengths must be numbers, "sample", "energy" or "probability", got {lengths!r}')
     if not isinstance(length_model, PreTrainedModel):
         given = type(length_model).__name__
         raise ValueError(f"length_model must be a sequence classifier of lengths with lengths={lengths!r}, got {given}")
     refuse_needed_inputs("length_model", length_model)
     classes = int(length_model.config.num_labels or 0) - 1
     choices = whole(num_lengths)
-    if lengths == "energy" and not (choices is not None and 1 <= choices <= classes):
+    if lengths != "sample" and not (choices is not None and 1 <= choices <= classes):
         raise ValueError(f"num_lengths must be from 1 to the length model's {classes}, got {num_lengths!r}")
     sizes = config.block_size if isinstance(config.block_size, list) else [config.block_size]
     if max(sizes) > 1 and config.final_block_size is None:
@@ -321,7 +348,7 @@ def _plan(
     for row, most in enumerate(room):  # a target longer than the model has positions for can't be
         if most is not None:
             log_probs[row, most.tokens :] = -torch.inf
-            if lengths == "energy" and most.tokens < num_lengths:
+            if lengths != "sample" and most.tokens < num_lengths:
                 raise ValueError(
                     f"num_lengths is {num_lengths}, with row {row} there is room for {most.tokens}: {most.reason}"
                 )
@@ -352,6 +379,8 @@ def _chosen(
     lengths = torch.tensor(plan.lengths)
     final = chains.run.cold.energy.double().cpu()
     merit = -final if plan.log_probs is None else plan.log_probs - final
+    if plan.log_partition is not None:
+        merit = merit - plan.log_partition
     groups = merit.view(sources, -1, plan.choices)
     first = torch.arange(len(merit)).view_as(groups)[..., 0]
     rows = first + groups.argmax(-1)
@@ -360,5 +389,6 @@ def _chosen(
         ids = [chains.sequences[row][chains.run.free[row].cpu()].tolist() for row in own]
         texts.append(tokenizer.batch_decode(ids))
     return ConditionalGenerationOutput(
-        texts=texts, lengths=lengths[rows], energies=final[rows], rows=rows, chains=chains
-    )
+        texts=texts, lengths=lengths[rows], energies=final[rows], rows=rows, chains=chains,
+        log_partition=None if plan.log_partition is None else plan.log_partition[rows],
+    )  # fmt: skip
