@@ -13,6 +13,7 @@ from hf_ebm.demo.components import read_prompt
 from hf_ebm.demo.sampling import read_settings, watch_chains
 from hf_ebm.models.energy.configuration_energy import token_roles
 from hf_ebm.models.energy.fill_energy import METHODS, READINGS
+from hf_ebm.models.energy.partition_energy import METHODS as PARTITION_METHODS
 from hf_ebm.pipelines import (
     EnergyRerankingPipeline,
     EnergySamplingPipeline,
@@ -121,6 +122,18 @@ def test_joints_of_pairs_and_fills_by_further_energies():
             FILLED[0], tokenizer(), words=["the", "cat", "dog"], different=[0, 1], extra_energies=differ
         )
         return [found.joints, found.divergences, filled.log_partition]
+
+    agree(of)
+
+
+@pytest.mark.parametrize("method", PARTITION_METHODS)
+def test_log_partition(method):
+    def of(device):
+        model = tiny_energy_model().to(device)
+        settings = dict(lengths=[2, 3], allowed_tokens={1: [5, 8]}, seed=0)
+        settings |= {} if method == "exact" else dict(num_particles=4, num_runs=2, num_chains=2, num_epochs=4)
+        found = model.log_partition(method=method, **settings)
+        return [found.log_partition, found.upper]
 
     agree(of)
 

@@ -126,7 +126,7 @@ def sample_smc(
         num_particles: N, of each run.
         num_runs: independent runs of each prompt, which say how far log Z can be trusted.
         run_keys: pairs (prompt, run) of the runs to do; by default `num_runs` for every prompt. A run is the same
-            whichever others are done beside it, so runs can be divided over calls and processes.
+            whichever others are done beside it, so runs can be divided over calls and processes that have one seed.
         target_cess: conditional effective sample size of each step, as a share of the particles.
         ladder: rising inverse temperatures above 0, the last of them 1, of all runs.
         num_moves: epochs of the kernel after each step.
