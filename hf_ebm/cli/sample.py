@@ -42,6 +42,8 @@ _ADDED = {
     "prompt": pyarrow.int64(), "chain": pyarrow.int64(), "epoch": pyarrow.int64(), "text": pyarrow.string(),
     "energy": pyarrow.float64(), "acceptance_rate": pyarrow.float64(), "novel_rate": pyarrow.float64(),
 }  # fmt: skip
+# Of the chain, in each of its records.
+_OF_REPLICAS = {"round_trips": pyarrow.int64()}
 logger = logging.get_logger(__name__)
 
 # Masks of other models, and blanks.
@@ -96,7 +98,7 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     prompts = None if given is None else given.texts(arguments.text_column)
     # A prompt's own `text` becomes the sample; under another name it is carried along like other fields.
     filled = given.without("text") if given is not None and arguments.text_column == "text" else given
-    output = Output(arguments.output, filled, _ADDED)
+    output = Output(arguments.output, filled, _ADDED | (_OF_REPLICAS if "replica_temperatures" in settings else {}))
     if prompts is not None and "lengths" in settings:
         raise ValueError("lengths was given together with prompts; it is for sampling from nothing")
     model, tokenizer = load_model(which, state.local_process_index)
@@ -139,7 +141,7 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     with records.filling():
         for batch in _batches(missing, config, arguments.chains_at_once, state):
             out = _run_batch(model, inputs, config, batch, records, which.token_budget)
-            records.append_batch(batch, _as_records(out, tokenizer))
+            records.append_batch(batch, _as_records(out, tokenizer, "round_trips" in output.names))
     state.wait_for_everyone()
     # What is in a file is everybody's; on standard output each has printed its own.
     printed = gather_object(records.read()) if arguments.output == "-" else None
@@ -259,7 +261,7 @@ def _run_batch(
     return out
 
 
-def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) -> list[dict]:
+def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase, with_round_trips: bool) -> list[dict]:
     records = []
     for row in range(len(out.samples)):
         texts = tokenizer.batch_decode(out.samples[row], skip_special_tokens=True)
@@ -269,6 +271,8 @@ def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase) 
             for name in ("acceptance_rate", "novel_rate"):
                 value = float(getattr(out.trace, name)[row, epoch])
                 record[name] = value if value == value else None
+            if with_round_trips and out.replicas is not None:
+                record["round_trips"] = int(out.replicas.round_trips[row])
             records.append(record)
     return records
 
@@ -311,4 +315,5 @@ def _report(
         of_records("novel_rate"),
         config.settings(),
         one_length=not isinstance(config.lengths, dict),
+        round_trips=sum(own[0]["round_trips"] for own in chains) if "round_trips" in chains[0][0] else None,
     )

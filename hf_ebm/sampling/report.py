@@ -41,6 +41,7 @@ class PromptReport:
         energy: diagnostics of the energies.
         tokens: diagnostics of the number of positions at which samples differ from the sample of the least energy.
         modes: see `modes_of`.
+        round_trips: how often replicas went from the coldest temperature to the hottest and back; `None` without any.
         r_hat: the larger R-hat of the two; NaN if there is none.
         missed_by: by how much it is above `target_rhat`, 0 where that was met; `None` where there was none.
         advice: a sentence: which setting to change.
@@ -55,6 +56,7 @@ class PromptReport:
     energy: Diagnostics
     tokens: Diagnostics
     modes: Modes
+    round_trips: int | None
     r_hat: float
     missed_by: float | None
     advice: str
@@ -76,6 +78,8 @@ class PromptReport:
         for name, own in (("energy", self.energy), ("tokens", self.tokens)):
             yield f"  {name:8}{_told(own.r_hat, 3):>8}{_told(own.ess_bulk):>10}{_told(own.ess_tail):>10}"
         yield f"  modes: {self.modes.shared} visited by several chains, {self.modes.alone} by one"
+        if self.round_trips is not None:
+            yield f"  round trips of replicas: {self.round_trips}"
         if self.missed_by is not None:
             yield f"  target_rhat was {f'missed by {self.missed_by:.3f}' if self.missed_by else 'met'}"
         yield f"  {self.advice}"
@@ -113,13 +117,14 @@ def summary(output: ChainGenerationOutput) -> ChainSummary:
         chains = output.samples[own], output.energies[own]
         accepted, novel = (rate[own][:, kept] for rate in (output.trace.acceptance_rate, output.trace.novel_rate))
         one_length = len(lengths[own].unique()) == 1
-        found.append(report_of(prompt, *chains, accepted, novel, settings, one_length))
+        trips = None if output.replicas is None else int(output.replicas.round_trips[own].sum())
+        found.append(report_of(prompt, *chains, accepted, novel, settings, one_length, trips))
     return ChainSummary(tuple(found))
 
 
 def report_of(
     prompt: int, samples: Tensor, energies: Tensor, acceptance_rate: Tensor, novel_rate: Tensor,
-    settings: Mapping[str, Any], one_length: bool = True,
+    settings: Mapping[str, Any], one_length: bool = True, round_trips: int | None = None,
 ) -> PromptReport:  # fmt: skip
     """The report of the chains of one prompt.
 
@@ -128,6 +133,7 @@ def report_of(
         energies, acceptance_rate, novel_rate: (C, N) of each.
         settings: those of the run that advice looks at, by name.
         one_length: whether all chains have the same length.
+        round_trips: of all replicas together.
 
     Example:
         >>> import torch
@@ -139,7 +145,7 @@ def report_of(
     energy, tokens = energy_and_tokens(samples, energies)
     worst, target = worst_r_hat([energy, tokens]), settings.get("target_rhat")
     modes = modes_of(samples, energies)
-    facts = _facts(samples, energies, settings, one_length, [energy, tokens])
+    facts = _facts(samples, energies, settings, one_length, [energy, tokens], round_trips)
     advice = next(text for holds, text in _ADVICE if holds(facts))
     chains, draws = energies.shape
     return PromptReport(
@@ -152,6 +158,7 @@ def report_of(
         energy,
         tokens,
         modes,
+        round_trips,
         worst,
         None if target is None else math.inf if math.isnan(worst) else max(0.0, worst - target),
         advice.format_map(facts._asdict()),
@@ -172,6 +179,8 @@ class _Facts(NamedTuple):
     later: float  # the larger R-hat of the later half of the samples
     target: float
     ess: float
+    replicas: int  # two more than there are
+    round_trips: int | None
     single: bool  # whether positions are updated one by one
     is_judged: bool  # whether target_rhat is set
     more_epochs: int
@@ -180,8 +189,9 @@ class _Facts(NamedTuple):
 
 
 def _facts(
-    samples: Tensor, energies: Tensor, settings: Mapping[str, Any], one_length: bool, found: list[Diagnostics]
-) -> _Facts:
+    samples: Tensor, energies: Tensor, settings: Mapping[str, Any], one_length: bool, found: list[Diagnostics],
+    round_trips: int | None,
+) -> _Facts:  # fmt: skip
     chains, draws = energies.shape
     moved = (samples != samples[:, :1]).flatten(1).any(1) if draws else torch.zeros(chains, dtype=torch.bool)
     worst, asked = worst_r_hat(found), settings.get("target_rhat")
@@ -190,7 +200,7 @@ def _facts(
     epochs = settings.get("burn_in", 0) + draws * thinning
     # R-hat - 1 falls about as one over the number of samples, once it is near 1.
     times = math.ceil((worst - 1) / (target - 1)) if worst < math.inf and target > 1 else 2
-    sizes = settings.get("block_size", 1)
+    sizes, replicas = settings.get("block_size", 1), settings.get("replica_temperatures", [])
     return _Facts(
         decodes=settings.get("decoder") is not None,
         chains=chains,
@@ -203,6 +213,8 @@ def _facts(
         later=worst_r_hat(energy_and_tokens(samples[:, half:], energies[:, half:])),
         target=target,
         ess=min((size for own in found for size in own[1:] if not math.isnan(size)), default=math.nan),
+        replicas=(replicas if isinstance(replicas, int) else len(replicas)) + 2,
+        round_trips=round_trips,
         single=sizes in (1, [1]) and settings.get("final_block_size") is None,
         is_judged=asked is not None,
         more_epochs=min(max(2, times), 20) * epochs,
@@ -243,6 +255,11 @@ _ADVICE: tuple[tuple[Callable[[_Facts], bool], str], ...] = (
         lambda f: f.worst > f.target and f.single and f.still > 0,
         _NOT_MET + ", and {still} of {chains} never moved: update neighbours together (block_size=2, "
         "block_fill='sequential', block_layout='contiguous').",
+    ),
+    (
+        lambda f: f.worst > f.target and f.round_trips == 0,
+        _NOT_MET + ", and no replica went to the hottest temperature and back: set replica_temperatures={replicas}, "
+        "two more, to be fitted, or run longer.",
     ),
     (
         lambda f: f.worst > f.target and f.is_judged,

@@ -243,6 +243,17 @@ def test_standard_output_is_json_lines(model_folder, capfd):
     assert "acceptance rate" in found.err
 
 
+def test_round_trips_of_replicas_are_in_the_records(model_folder, tmp_path, capsys):
+    given = ["--lengths", "2", "--num_chains", "2", "--num_epochs", "9", "--replica_temperatures", "1", "1.1"]
+    run("sample", "--model", model_folder, *given, "--device", "cpu", "--output", tmp_path / "out.jsonl")
+    by_chain = {record["chain"]: record["round_trips"] for record in read(tmp_path / "out.jsonl")}
+    out = EnergyModel.from_pretrained(model_folder).generate(
+        lengths=2, num_chains=2, num_epochs=9, replica_temperatures=[1.0, 1.1], seed=0
+    )
+    assert list(by_chain.values()) == out.replicas.round_trips.tolist() and sum(by_chain.values()) > 0
+    assert f"round trips of replicas: {sum(by_chain.values())}" in capsys.readouterr().out
+
+
 def parts_of_words(tokenizer) -> list[int]:
     """Tokens that a text they are in may not be read as."""
     vocabulary = tokenizer.get_vocab().items()

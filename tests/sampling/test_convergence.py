@@ -141,6 +141,16 @@ def test_a_report_names_the_setting_to_change(values, settings, advised):
     assert re.search(advised, told) and told.startswith(f"prompt 3: {len(values)} chains of {values.shape[1]} samples")
 
 
+def test_round_trips_of_replicas_are_told():
+    samples, values = walks(4, 60, 0.0, 1.0).round().long()[..., None], walks(4, 60, 0.0, 1.0)
+    settings = {**PAIRS, "replica_temperatures": [1.0, 1.5, 2.0]}
+    for trips, advised in ((0, "replica_temperatures=5"), (9, "num_epochs=")):
+        report = report_of(0, samples, values, values, values, settings, round_trips=trips)
+        assert f"round trips of replicas: {trips}" in str(report) and advised in report.advice
+    out = tiny_energy_model().generate(**BASE, replica_temperatures=[1.0, 1.2])
+    assert out.summary().prompts[0].round_trips == int(out.replicas.round_trips.sum())
+
+
 def test_a_run_is_summed_up_by_prompt():
     model = tiny_energy_model()
     out = model.generate(**BASE | {"lengths": [2, 4], "num_epochs": 9, "burn_in": 2, "thinning": 2})
