@@ -118,6 +118,10 @@ def test_refusals(model, rows_run):
         ({"max_changes": 1}, "max_changes"),
         ({"upper": 2}, "upper"),
         ({"num_chains": 3, "upper": False}, "num_chains"),
+        ({"num_chains": 0}, "num_chains"),
+        ({"num_epochs": 8, "burn_in": 8}, "burn_in"),
+        ({"thinning": "often"}, "thinning"),
+        ({"ladder": "steep"}, "ladder"),
         ({"num_epochs": 3, "method": "exact"}, "num_epochs"),
         ({"replica_temperatures": [1, 2], "method": "stepping_stone"}, "replica_temperatures"),
     ):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_truth, as_whole, check_choice, shown
+from hf_ebm.checks import as_truth, check_choice, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.chains import Chains
 from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows
@@ -138,7 +138,10 @@ def log_partition(
 
 
 def parted(method: object, upper: object, overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the chains alone, and the others. Raises `ValueError` for such that a method has no use for."""
+    """Settings of the chains alone, complete, and the others. Raises `ValueError` for such that can't be.
+
+    Those that are given where a method runs no chains are refused.
+    """
     check_choice("method", method, METHODS)
     given = {name: value for name, value in overrides.items() if value is not None}
     of_chains = {name: value for name, value in given.items() if name in _OF_CHAINS}
@@ -146,7 +149,11 @@ def parted(method: object, upper: object, overrides: Mapping[str, Any]) -> tuple
         raise ValueError(f"{next(iter(of_chains))} has no effect without chains; leave it unset")
     if method == "stepping_stone" and "replica_temperatures" in of_chains:
         raise ValueError("replica_temperatures: with 'stepping_stone' they are those of the ladder; give ladder")
-    return of_chains, {name: value for name, value in given.items() if name not in of_chains}
+    settings = {"num_chains": NUM_CHAINS, "num_epochs": NUM_EPOCHS} | ChainGenerationConfig(**of_chains).settings()
+    settings.setdefault("burn_in", settings["num_epochs"] // 2)
+    return ChainGenerationConfig(**settings).settings(), {
+        name: value for name, value in given.items() if name not in of_chains
+    }
 
 
 def found_partition(
@@ -191,9 +198,7 @@ def _output(
 
 def _chains(asked: AskedParticles, keys: Sequence[ChainKey], of_chains: Mapping[str, Any]) -> ChainGenerationOutput:
     """Chains of some runs, which have as many each."""
-    settings: dict[str, Any] = {"num_chains": NUM_CHAINS, "num_epochs": NUM_EPOCHS, **of_chains}
-    number = as_whole("num_chains", settings.pop("num_chains"), 1)
-    settings.setdefault("burn_in", as_whole("num_epochs", settings["num_epochs"], 2) // 2)
+    number, settings = of_chains["num_chains"], {name: own for name, own in of_chains.items() if name != "num_chains"}
     config = copy.copy(asked.config)
     config.seed = stream_seed(asked.config.seed, _CHAINS)
     chain_keys = [(key.prompt, key.chain * number + own) for key in keys for own in range(number)]
