@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig
 
 from hf_ebm import mbr, mbr_decode
@@ -9,6 +10,7 @@ from hf_ebm.assets import load_embedded_causal
 from hf_ebm.objectives.sequence_costs import COSTS
 from tests.causal_families import END, PAD, tiny_causal
 from tests.seq2seq_families import seq2seq_batch, tiny_seq2seq
+from tests.trainers.test_trainers import rows, trainer_of
 
 WAYS = {"sampling": {"do_sample": True, "top_k": 0}, "beams": {"num_beams": 6}}
 
@@ -62,6 +64,20 @@ def test_texts_are_those_of_the_metric_and_the_seed():
     assert len(found) == 3 and all(len(one) >= len(other) for one, other in zip(found[:2], shortest[:2], strict=True))
     assert found != mbr_decode(model, tokenizer, sources, cost=longest, seed=1, **settings)
     assert len(mbr_decode(model, tokenizer, sources, cost="sentence_bleu", candidates="beams", **settings)) == 3
+
+
+def test_predictions_of_a_trainer_and_adapters(tmp_path):
+    """Stock generation settings reach it; the model is called inside an adapter as by itself."""
+    settings = {"custom_generate": mbr, "do_sample": True, "num_return_sequences": 4, "max_new_tokens": 5}
+    trainer = trainer_of("cross-entropy", tmp_path, tiny_seq2seq("bart"), predict_with_generate=True)
+    assert trainer.predict(rows(4, 9), **settings).predictions.shape[0] == 4
+    model, adapted = (tiny_seq2seq("bart").eval() for _ in range(2))
+    adapted = get_peft_model(adapted, LoraConfig(r=2, target_modules=["q_proj"])).eval()
+    found = []
+    for one in (model, adapted):
+        torch.manual_seed(0)
+        found.append(one.generate(input_ids=torch.tensor([[4, 5], [6, 7]]), **settings))
+    assert torch.equal(*found)
 
 
 def test_refusals():
