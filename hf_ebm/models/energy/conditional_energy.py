@@ -84,7 +84,7 @@ def generate_from_sources(
     lengths: Sequence[int] | str,
     length_model: PreTrainedModel | None = None,
     num_lengths: int = 3,
-    num_particles: int = 16,
+    num_particles: int = 32,
     generation_config: ChainGenerationConfig | None = None,
     unknown_tokens: str = "warn",
     **kwargs: Any,
@@ -105,8 +105,8 @@ def generate_from_sources(
             so that the most probable pair of a length and a target, `p(length) exp(-E(y)) / Z(length)`, is taken.
         length_model: a sequence classifier of sources whose class n stands for n tokens.
         num_lengths: how many lengths compete with `"energy"` and `"probability"`.
-        num_particles: of the estimate of log Z of each source and length with `"probability"`, see `sample_smc`. It is
-            of `exp(-E)`, whatever the chains' temperature, and takes more rows than the chains.
+        num_particles: fills whose weights estimate log Z of each source and length with `"probability"`, two masked
+            rows a token each. It is that of `exp(-E)`, whatever the chains' temperature.
         unknown_tokens: as for `score`.
         generation_config, kwargs: as for `generate`, less what says which chains are run; further inputs of the
             model are one number for all sources, or one for each. A saved run goes on by
@@ -161,14 +161,18 @@ def generate_from_sources(
 def _log_partition(
     model: EnergyModel, config: ResolvedChainConfig, inputs: dict[str, Any], num_particles: int, given: dict[str, Any]
 ) -> Tensor:
-    """(chains,) log Z of `exp(-E)` of each chain's row of the inputs of `generate`, estimated once for each row."""
+    """(chains,) log Z of `exp(-E)` of each chain's row of the inputs of `generate`, estimated once for each row.
+
+    Fills given a source are near the target, so their weights alone estimate it: annealing takes five times the rows.
+    """
     rows = {name: value for name, value in inputs.items() if name not in ("chain_keys", "chain_rows")}
     same = {name: getattr(config, name) for name in _OF_SPACE} | {
         name: given[name] for name in ("extra_energies", "token_budget") if name in given
     }
     found = model.sample_smc(
-        **rows, num_particles=num_particles, num_runs=1, energy_temperature=1.0, seed=config.seed, **same
-    )
+        **rows, num_particles=num_particles, num_runs=1, num_moves=0, ladder=[1.0], energy_temperature=1.0,
+        seed=config.seed, **same,
+    )  # fmt: skip
     values = torch.tensor([found.log_partition[row].value for row in range(len(inputs["input_ids"]))])
     return values.double()[inputs["chain_rows"]]
 
