@@ -184,6 +184,8 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             end_ids, pad_id = self.candidates.end_ids, self.candidates.pad_id
             self.data_collator = text_collator(self.processing_class, self.model, end_ids, pad_id, columns)
             self.reads_columns = None
+            if self.accelerator.dispatch_batches is None:  # of a stream; texts can't be sent to other processes
+                self.accelerator.dataloader_config.dispatch_batches = False
             self.row_must_have = f"{self.args.reference_column}: row {{row}} must have a text"
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:

@@ -6,13 +6,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from datasets import Dataset
 from transformers import GenerationConfig
 
 from hf_ebm.model_modes import encoded_once
 from hf_ebm.trainers import MGSTrainer, sequence_pairs
 from tests.causal_families import END, PAD, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
-from tests.trainers import test_mgs, test_sampled_risk, test_trainers
+from tests.trainers import test_mgs, test_prompts, test_sampled_risk, test_trainers
 
 SAMPLING = GenerationConfig(do_sample=True, top_k=0, eos_token_id=END, pad_token_id=PAD)
 REWARDS = {
@@ -27,7 +28,15 @@ KINDS = {
     "minimum risk, mixed, encoded once": {"gradient_accumulation_steps": 2},
     "mgs, rewards": {"learning_rate": 0.3, **REWARDS},
     "minimum risk, rewards": {"gradient_accumulation_steps": 2, **REWARDS},
+    "minimum risk, texts of a stream": {
+        "reward_funcs": lambda topic, prompts, completion_ids: list(map(closeness, topic, prompts, completion_ids))
+    },
 }
+
+
+def closeness(topic: str, prompt: str, ids: list[int]) -> float:
+    """A reward that shows whether a column stands beside its own row."""
+    return len(ids) * float(prompt.startswith(topic)) + len(prompt) / 10
 
 
 def trainer_of(kind: str, folder: Path, processes: int):
@@ -43,6 +52,14 @@ def trainer_of(kind: str, folder: Path, processes: int):
         return test_mgs.trainer_of(
             folder, model, rows, max_steps=6, per_device_train_batch_size=4, num_candidates=5, **KINDS[kind]
         )
+    if kind.endswith("of a stream"):
+        texts = [{**row, "topic": row["prompt"][:1]} for row in test_prompts.TEXTS * 4]
+        trainer = test_prompts.trainer_of(
+            "minimum risk", "gpt2", folder, Dataset.from_list(texts).to_iterable_dataset(), max_steps=2,
+            per_device_train_batch_size=8 // processes, **KINDS[kind],
+        )  # fmt: skip
+        trainer.candidates.sample = fixed
+        return trainer
     model, collator = tiny_causal(), collate_right
     if kind.endswith("encoded once"):
         model, rows, collator = tiny_seq2seq("bart"), test_trainers.rows(16), test_trainers.collate
@@ -50,13 +67,13 @@ def trainer_of(kind: str, folder: Path, processes: int):
         kind.removesuffix(", encoded once").removesuffix(", rewards"), folder, model, rows, collator,
         max_steps=2, per_device_train_batch_size=8 // processes, **KINDS[kind],
     )  # fmt: skip
-
-    def fixed(pairs, count, temperature=1.0):
-        """Candidates that depend on the row alone, where processes would draw their own."""
-        return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets], None
-
     trainer.candidates.sample = fixed
     return trainer
+
+
+def fixed(pairs, count, temperature=1.0):
+    """Candidates that depend on the row alone, where processes would draw their own."""
+    return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets], None
 
 
 def repeated(*arguments: object) -> nullcontext:
