@@ -36,8 +36,9 @@ $(REAL): $(VENV)/.installed
 
 sample: $(VENV)/.installed
 	rm -rf $(VENV)/samples.jsonl*
-	$(BIN)/hf-ebm sample --lengths 12 --num_chains 8 --num_epochs 40 --burn_in 10 --block_size 2 \
-	  --block_fill sequential --block_layout contiguous --delayed_acceptance 1 --output $(VENV)/samples.jsonl
+	$(BIN)/hf-ebm sample --text "and [MASK] the king said unto [MASK], [MASK] shall [MASK] thee." --num_chains 8 --num_epochs 50 \
+	  --burn_in 25 --block_size 2 --block_fill sequential --block_layout contiguous --target_rhat 1.05 --max_rows 60000 \
+	  --output $(VENV)/samples.jsonl
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses auto --dist loadgroup

@@ -6,7 +6,6 @@ from transformers import AutoTokenizer
 
 from hf_ebm import EnergyModel
 from hf_ebm.assets import load_embedded
-from hf_ebm.sampling.convergence import energy_diagnostics
 
 parser = ArgumentParser(description=__doc__)
 parser.add_argument("--model", help="a masked language model of the Hub or a folder; default the embedded one")
@@ -35,10 +34,4 @@ out = model.generate(
 texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
 for energy, text in sorted(zip(out.energies[:, -1].tolist(), texts, strict=True)):
     print(f"{energy:7.2f}  {text}")
-chains, samples = out.energies.shape
-if chains >= 2 and samples >= 4:
-    found = energy_diagnostics(out.energies)  # `out.to_inference_data()` is for ArviZ
-    told = f"split R-hat {found.r_hat:.2f} (above 1.1: take more epochs)"
-    print(f"{told}, {found.ess_bulk:.0f} effective samples of the energy")
-else:
-    print(f"R-hat needs at least 2 chains of 4 samples; --num_chains and --num_epochs gave {chains} of {samples}")
+print(out.summary())  # R-hat above 1.1: the last line says what to change; `out.to_inference_data()` is for ArviZ
