@@ -128,14 +128,13 @@ def is_residual(name: str, revision: str | None = None) -> bool:
 
 def is_masked(name: str, revision: str | None = None) -> bool:
     """Whether a folder or Hub repository says that it holds a masked language model, or an energy of one."""
+    where = _given(revision=revision)
     with loading(f"model {name!r}"):
-        if name == EMBEDDED:
-            return False
-        where = _given(revision=revision)
-        settings, _ = PreTrainedConfig.get_config_dict(name, **where)
-        return saved_type(name, **where) == EnergyConfig.model_type or any(
-            architecture.endswith("ForMaskedLM") for architecture in settings.get("architectures") or []
-        )
+        found = None if name == EMBEDDED else saved_type(name, **where)
+        if found in (None, EnergyConfig.model_type):  # an adapter alone says nothing
+            return found is not None
+        architectures = PreTrainedConfig.get_config_dict(name, **where)[0].get("architectures") or []
+        return any(architecture.endswith("ForMaskedLM") for architecture in architectures)
 
 
 def usable_dtype(dtype: str) -> torch.dtype:
