@@ -91,8 +91,9 @@ def by_sampler(found: list[dict], chosen: argparse.Namespace) -> Groups:
 
 
 def mean_of(runs: list[dict], name: str) -> float:
-    """Of a figure, which particles may not have, over runs."""
-    return statistics.fmean(line.get(name, math.nan) for line in runs)
+    """Of a figure, which particles may not have, over runs; harmonic if it is by spread, whose errors have a mean."""
+    values = [line.get(name, math.nan) for line in runs]
+    return statistics.harmonic_mean(values) if name.startswith("spread_") else statistics.fmean(values)
 
 
 MIXING = [
