@@ -264,7 +264,7 @@ class ChainGenerationOutput(ModelOutput):
     def to_inference_data(self) -> InferenceData:
         """The kept energies as `arviz.InferenceData`: variable `energy` with dimensions (chain, draw, prompt).
 
-        `arviz.rhat(data, method="split")` and `arviz.ess(data, method="bulk")` (or `"tail"`) then diagnose each prompt.
+        `arviz.rhat(data)` and `arviz.ess(data, method="bulk")`, or `"tail"`, then diagnose each prompt; see `summary`.
 
         Raises:
             ValueError: if prompts have different numbers of chains, or nothing was kept.

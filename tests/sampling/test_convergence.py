@@ -2,6 +2,7 @@
 
 import math
 import re
+import types
 
 import arviz
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import norm, rankdata
 
+from hf_ebm import EnergyTarget
 from hf_ebm.sampling.convergence import (
     diagnosed,
     energy_and_tokens,
@@ -21,7 +23,7 @@ from hf_ebm.sampling.convergence import (
 )
 from hf_ebm.sampling.report import report_of
 from tests.conftest import tiny_energy_model
-from tests.sampling.chains import BASE
+from tests.sampling.chains import BASE, StopAfter
 
 
 def walks(chains: int, draws: int, keep: float, apart: float, seed: int = 0) -> torch.Tensor:
@@ -238,6 +240,20 @@ def test_an_interruption_doesnt_change_when_a_run_ends(tmp_path, monkeypatch, ex
     assert model.generate(resume_from=tmp_path, **again).run.epoch == whole.run.epoch  # it has ended
     longer = model.generate(resume_from=tmp_path, target_rhat=1.0001, max_rows=whole.run.num_rows_asked + 1, **again)
     assert longer.run.epoch == whole.run.epoch + 8
+
+
+def test_criteria_constraints_and_other_targets_go_with_it():
+    settings = JUDGED | {"target_rhat": 1.0001, "max_rows": 300}
+    out = tiny_energy_model().generate(**settings, stopping_criteria=[StopAfter(11)], avoid=[[1, 5, 6, 2]])
+    assert out.run.epoch == 11 and not (out.samples == torch.tensor([1, 5, 6, 2])).all(-1).any()
+    seen = []
+    stream = types.SimpleNamespace(put=lambda ids: seen.append(ids), end=lambda: seen.append(None))
+    longer = tiny_energy_model().generate(**settings, streamer=stream)
+    assert longer.run.epoch > 11 and seen[-1] is None and torch.equal(seen[-2], longer.sequences)
+    del settings["lengths"]
+    target = EnergyTarget(lambda ids: ids.sum(1).double(), tokens=range(3), length=3)
+    out = target.generate(**settings | {"target_rhat": 1.1, "max_rows": 5_000})
+    assert r_hats_of(out.samples, out.energies, out.prompt_indices)[0] <= 1.1 and out.run.epoch % 8 == 0
 
 
 def test_rows_are_counted_as_if_none_were_kept(monkeypatch):
