@@ -117,6 +117,15 @@ def mixing_table(groups: Groups) -> Iterator[list]:
             yield [*row, mean_of(runs, "changes_per_1000_rows"), mean_of(runs, "tokens_kept")]
 
 
+def replicas_table(groups: Groups) -> Iterator[list]:
+    """A row for each target, budget and sampler with replicas: means over chains, of the first seed."""
+    for (target, budget), samplers in groups.items():
+        for name, (line, *_) in samplers.items():
+            if "round_trips" in line:
+                shown = [", ".join(f"{value:.2f}" for value in line[field]) for field in ("temperatures", "swap_rates")]
+                yield [target, f"{budget:,}", name, *shown, line["round_trips"]]
+
+
 def error_table(groups: Groups, found: list[dict], chosen: argparse.Namespace) -> Iterator[list]:
     """A row for each target, budget and sampler: its errors, and what it spends to come within the given ones."""
     for (target, budget), samplers in groups.items():
@@ -159,6 +168,10 @@ def print_tables(found: list[dict], chosen: argparse.Namespace) -> None:
     """All tables of the runs of a file."""
     groups = by_sampler(found, chosen)
     print_table(MIXING, mixing_table(groups))
+    print()
+    print_table(
+        ["target", "rows", "sampler", "temperatures", "swap rates", "round trips a chain"], replicas_table(groups)
+    )
     print()
     print_table(["target", "rows", "mean energy", "token's share", "reference"], references_table(groups, found))
     print()

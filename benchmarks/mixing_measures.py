@@ -69,6 +69,9 @@ def measured(draws: Draws, seconds: float, token: int) -> dict:
         token: whose share is estimated.
     """
     said = {"rows": draws.rows, "seconds": round(seconds, 3), "draws": draws.energies.shape[1]}
+    if draws.replicas is not None:
+        of_chains = ("temperatures", "swap_rates", "round_trips")
+        said |= {name: getattr(draws.replicas, name).double().mean(0).tolist() for name in of_chains}
     said |= _of_particles(draws, token) if draws.log_weights is not None else _of_chains(draws, seconds, token)
     _, mean, error, *_ = said["estimates"][-1]
     by_spread = (said["sd_energy"] / error) ** 2 if error else math.nan

@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, GradientProposal, state_at, step
 from benchmarks.loops import CarefulLoop
 from benchmarks.mixing_targets import LatticeTarget, Target
+from hf_ebm.sampling.replicas import ReplicaReport
 
 
 class Draws(NamedTuple):
@@ -23,6 +24,7 @@ class Draws(NamedTuple):
         changed: tokens changed by accepted proposals, those between two draws included.
         rows: masked rows run.
         log_weights: (C, D) of particles.
+        replicas: what the chains' replicas did, if they have any.
     """
 
     energies: Tensor
@@ -30,6 +32,7 @@ class Draws(NamedTuple):
     changed: int
     rows: int
     log_weights: Tensor | None = None
+    replicas: ReplicaReport | None = None
 
 
 # `(target, start (C, T), rows, seed) -> draws`: runs chains from a start until about so many rows are spent.
@@ -75,7 +78,8 @@ def chains(**settings) -> Sampler:
 
             given = {**target.inputs(start), **settings, **target.settings}
             out = target.model.generate(num_epochs=100_000, seed=seed, stopping_criteria=[spent], **given)
-        return Draws(out.trace.energy, torch.stack(states, 1), int(out.trace.tokens_changed.sum()), count["rows"])
+        changed = int(out.trace.tokens_changed.sum())
+        return Draws(out.trace.energy, torch.stack(states, 1), changed, count["rows"], replicas=out.replicas)
 
     return sample
 
@@ -144,6 +148,8 @@ SAMPLERS: dict[str, Sampler] = {
     "2, 4 and 6": chains(block_size=[2, 4, 6], delayed_acceptance=1, **_BLOCKS),
     "single site, 4 replicas": chains(replica_temperatures=_LADDER),
     "pairs, 4 replicas": chains(replica_temperatures=_LADDER, **_PAIRS),
+    "pairs, 4 replicas to 1.5": chains(replica_temperatures=[1.0, 1.14, 1.31, 1.5], **_PAIRS),
+    "pairs, 4 replicas, fitted": chains(replica_temperatures=4, burn_in=30, **_PAIRS),
     "SMC of 16": particles(16, **_PAIRS),
     "SMC of 64": particles(64, **_PAIRS),
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),

@@ -172,7 +172,7 @@ class ChainGenerationConfig(GenerationSettings):
     replica_temperatures: Setting[int | list[float] | None] = setting(
         None,
         "Replicas of each chain beside it at these temperatures, as multiples of τ from 1 up, which neighbours swap "
-        "after each epoch; a number fits the temperatures of so many during burn_in.",
+        "after each epoch; a number fits the temperatures of so many, up to 2 at most, during burn_in.",
         check=_temperatures,
     )
     proposal_temperature: Setting[float] = setting(

@@ -16,8 +16,8 @@ from torch import Tensor
 from hf_ebm.sampling.kernels import extra_difference
 from hf_ebm.sampling.target import ChainState
 
-# The ladder that a fit starts from, how often its swaps are to be rejected, and how hot it becomes at most.
-_RATIO, _REJECTION, _HOTTEST = 1.25, 0.5, 10.0
+# How hot a fitted ladder is at most, where it starts, and how often its swaps are rejected at most.
+_HOTTEST, _REJECTION = 2.0, 0.5
 LEAST_TO_FIT = 30  # epochs: rounds of 2, 4, 8 and 16
 
 
@@ -39,9 +39,10 @@ class Replicas(NamedTuple):
     @classmethod
     def begin(cls, temperatures: int | list[float], chains: int) -> Self:
         """Replicas that have done nothing: with a ladder, or so many with one that is to be fitted."""
-        own = [_RATIO**place for place in range(temperatures)] if isinstance(temperatures, int) else temperatures
-        ladder = torch.tensor(own, dtype=torch.float64).repeat(chains, 1)
-        level = torch.arange(len(own)).repeat(chains, 1)
+        if isinstance(temperatures, int):
+            temperatures = np.geomspace(1.0, _HOTTEST, temperatures).tolist()
+        ladder = torch.tensor(temperatures, dtype=torch.float64).repeat(chains, 1)
+        level = torch.arange(ladder.shape[1]).repeat(chains, 1)
         return cls(ladder, level, ladder.new_empty(*ladder.shape, 0), level.new_empty(*level.shape, 0))
 
     def with_room(self, epochs: int) -> Self:
@@ -146,27 +147,27 @@ def rejection_rates(ladder: Tensor, temperature: Tensor, energy: Tensor) -> Tens
 
 
 def fitted_ladder(ladder: Tensor, rejection: Tensor) -> Tensor:
-    """(C, R) the ladder whose swaps are all rejected alike, half of the time (Syed et al. 2021, alg. 2).
+    """(C, R) the ladder whose swaps are all rejected alike (Syed et al. 2021, alg. 2), half of the time at most.
 
     The communication barrier between the coldest replica and an inverse temperature is the sum of the rejection rates
-    up to there, linear between the ladder's. At equal parts of it lie the new ones. The hottest is where it is
-    (R - 1) / 2, for which R replicas are best (N* ≈ 2 Λ); beyond the old hottest the barrier is taken to go on as
-    before, and one fit goes no further than half its inverse temperature.
+    up to there, linear between those of the ladder, and beyond as before. The new ones lie at equal parts of it. The
+    hottest is 2, at which proposals from the model's own conditionals still fit, or where the barrier is (R - 1) / 2 if
+    that comes before: R replicas are best for that much.
 
     Args:
         ladder: (C, R) temperatures as multiples of the chain's.
         rejection: (C, R - 1) how often swaps of neighbours were rejected.
 
     Example:
-        >>> fitted_ladder(torch.tensor([[1.0, 1.25, 2.0]]), torch.tensor([[0.5, 0.75]]))
-        tensor([[1.0000, 1.2500, 1.6667]])
+        >>> fitted_ladder(torch.tensor([[1.0, 1.25, 2.0]] * 2), torch.tensor([[0.5, 0.75], [0.1, 0.3]]))
+        tensor([[1.0000, 1.2500, 1.6667],
+                [1.0000, 1.4286, 2.0000]])
     """
     fitted = []
-    for temperatures, rates in zip(ladder.double().numpy(), rejection.double().numpy(), strict=True):
-        beta, barrier = 1 / temperatures, np.append(0.0, rates.clip(1e-3).cumsum())
-        end = max(beta[-1] / 2, min(beta[-1], 1 / _HOTTEST))
-        slope = (barrier[-1] - barrier[-2]) / (beta[-2] - beta[-1])
-        beta, barrier = np.append(beta, end), np.append(barrier, barrier[-1] + slope * (beta[-1] - end))
+    for temperatures, rates in zip(ladder.double().numpy(), rejection.double().clamp(min=1e-3).numpy(), strict=True):
+        beta, barrier = 1 / temperatures, np.append(0.0, rates.cumsum())
+        beyond = rates[-1] / (beta[-2] - beta[-1]) * (beta[-1] - 1 / _HOTTEST)
+        beta, barrier = np.append(beta, 1 / _HOTTEST), np.append(barrier, barrier[-1] + beyond)
         parts = np.linspace(0.0, min(_REJECTION * len(rates), barrier[-1]), len(temperatures))
         fitted.append(1 / np.interp(parts, barrier, beta))
     return torch.from_numpy(np.stack(fitted)).to(ladder.dtype)
