@@ -26,6 +26,7 @@ KINDS = {
     "mgs, sampled, dropout, accumulated": {"generation_config": SAMPLING, "gradient_accumulation_steps": 2},
     **{kind: {} for kind in test_sampled_risk.KINDS},
     "minimum risk, mixed, encoded once": {"gradient_accumulation_steps": 2},
+    "grpo, tokens": {"length_normalization": "tokens", "num_iterations": 2},  # of which each process has others
     "mgs, rewards": {"learning_rate": 0.3, **REWARDS},
     "minimum risk, rewards": {"gradient_accumulation_steps": 2, **REWARDS},
     "minimum risk, texts of a stream": {
@@ -64,8 +65,8 @@ def trainer_of(kind: str, folder: Path, processes: int):
     if kind.endswith("encoded once"):
         model, rows, collator = tiny_seq2seq("bart"), test_trainers.rows(16), test_trainers.collate
     trainer = test_sampled_risk.trainer_of(
-        kind.removesuffix(", encoded once").removesuffix(", rewards"), folder, model, rows, collator,
-        max_steps=2, per_device_train_batch_size=8 // processes, **KINDS[kind],
+        kind.removesuffix(", encoded once").removesuffix(", rewards").removesuffix(", tokens"), folder, model, rows,
+        collator, max_steps=2, per_device_train_batch_size=8 // processes, **KINDS[kind],
     )  # fmt: skip
     trainer.candidates.sample = fixed
     return trainer
@@ -73,7 +74,9 @@ def trainer_of(kind: str, folder: Path, processes: int):
 
 def fixed(pairs, count, temperature=1.0):
     """Candidates that depend on the row alone, where processes would draw their own."""
-    return [[target.flip(0), (target + 1) % 20, target[:2]][:count] for target in pairs.targets], None
+    return [
+        [target.flip(0), (target + 1) % 20, target[: 1 + int(target.sum()) % 3]][:count] for target in pairs.targets
+    ], None
 
 
 def repeated(*arguments: object) -> nullcontext:
