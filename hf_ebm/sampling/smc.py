@@ -311,7 +311,8 @@ class Annealing:
             weights = particles.log_weights + reweighting(new - beta, energies)
             particles = replace(particles, log_weights=torch.where(active[:, None], weights, particles.log_weights))
             share = conditional_ess(torch.zeros_like(weights), particles.log_weights)
-            poor = active & (share < RESAMPLED_BELOW) & (share > 0)
+            # At β = 0 the weights of the fill, which count as well, are still to come.
+            poor = active & (new > 0) & (share < RESAMPLED_BELOW) & (share > 0)
             uniforms = [float(chain_generator(self.config.seed, *key, RESAMPLING, level).random()) for key in self.keys]
             chosen = systematic(particles.log_weights, torch.tensor(uniforms, dtype=torch.float64))
             particles = particles.resampled(chosen, poor)

@@ -94,6 +94,16 @@ def test_of_targets_given_their_sources():
     torch.testing.assert_close(torch.tensor(values).double(), found.log_partition, atol=0.4, rtol=0)
 
 
+def test_fills_that_are_the_target_leave_no_gap():
+    """Each weight is Z then, also on the way back, where weights at β = 0 alone are far from equal."""
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    target = EnergyTarget(lambda ids: -logits[ids].sum(1), range(400), 3, logits)
+    found = target.log_partition(num_particles=16, num_runs=2, num_chains=4, num_epochs=2, seed=0)
+    exact = 3 * logits.logsumexp(0)[None]
+    torch.testing.assert_close(found.log_partition, exact)
+    torch.testing.assert_close(found.upper, exact)
+
+
 @pytest.mark.parametrize("lattice", [ising(3, 3, 0.25), potts(2, 3, 3, 0.5)], ids=["ising", "potts"])
 def test_lattices_by_their_transfer_matrices(lattice):
     """Energies without token terms, proposals uniform; a position that is fixed leaves fewer sequences."""
