@@ -146,7 +146,8 @@ class ChainGenerationConfig(GenerationSettings):
     max_rows: Setting[int | None] = setting(
         None,
         "With `target_rhat`: masked rows after which the run ends with the `num_epochs` it is in, those counted whose "
-        "logits were kept from before.",
+        "logits were kept from before. An `EnergyTarget` counts the sequences that it evaluates, and each visit of a "
+        "chain as one at least.",
         least=1,
     )
     seed: Setting[int] = setting(

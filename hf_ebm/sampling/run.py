@@ -89,7 +89,7 @@ class ChainRun:
         sample_energies: (C, kept or more) their energies.
         num_masked_rows: masked rows run.
         num_rows_asked: rows whose results were needed, though some were kept from before and not run again: as many
-            after an interruption as without one.
+            after an interruption as without one. Each visit of a chain, or replica, counts as one at least.
         run_config: what the run is of: settings, seed, chain keys; a state only continues the same one.
         start, stop, free: the sequences' bounds (C,) and free positions (C, T).
         context: what the model reads of each chain beside its tokens.

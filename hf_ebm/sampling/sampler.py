@@ -200,7 +200,8 @@ def run_epoch(
         if is_last and not kernel.leaves_invariant:
             state = target.state(state.ids)
         rows = run.num_masked_rows + target.runner.num_rows - before[0]
-        asked = run.num_rows_asked + target.runner.num_asked - before[1]
+        # A visit counts as a row at least: an energy without a model is asked nothing of what changes nothing.
+        asked = run.num_rows_asked + max(target.runner.num_asked - before[1], int(counts[3].sum()))
         run = replace(run, state=state, step=step + 1, tally=tally, num_masked_rows=rows, num_rows_asked=asked)
         if not is_last:
             yield run

@@ -256,6 +256,24 @@ def test_criteria_constraints_and_other_targets_go_with_it():
     assert r_hats_of(out.samples, out.energies, out.prompt_indices)[0] <= 1.1 and out.run.epoch % 8 == 0
 
 
+@pytest.mark.parametrize(
+    "tokens, how", [(range(3), {"logits": torch.tensor([100.0, 0, 0])}), ([2], {}), (range(3), {"logits": None})]
+)
+def test_a_run_whose_proposals_change_nothing_ends(tokens, how):
+    """No energy is asked of them, and R-hat is never told."""
+    begun = []
+
+    def criterion(ids, _):
+        begun.append(len(ids))
+        assert len(begun) <= 60, "the run goes on and on"
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    target = EnergyTarget(lambda ids: ids.sum(1).double() * 0, tokens, 2, **how)
+    settings = dict(num_chains=2, num_epochs=5, target_rhat=1.0001, max_rows=50, seed=0)
+    out = target.generate(**settings, stopping_criteria=[criterion])
+    assert out.run.num_rows_asked >= 50 and out.run.epoch <= 15
+
+
 def test_rows_are_counted_as_if_none_were_kept(monkeypatch):
     from hf_ebm.scoring import logits_cache
 
