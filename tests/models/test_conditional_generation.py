@@ -155,6 +155,21 @@ def test_the_most_probable_pair_of_length_and_target_is_chosen(tokenizer, length
     assert torch.equal(other.chains.samples, out.chains.samples) and not torch.equal(other.rows, out.rows)
 
 
+def test_a_length_of_which_nothing_may_be_is_not_chosen(tokenizer, length_model):
+    """Its Z is 0, and the energies of its chains are infinite."""
+    model, forbidden = model_for(tokenizer, "masked"), []
+
+    def rule(ids):
+        symbols = torch.isin(ids, torch.tensor([5, 6, 7])).sum(1)
+        return torch.where(torch.isin(symbols, torch.tensor(forbidden).long()), torch.inf, 0.0)
+
+    how = dict(lengths="probability", length_model=length_model, num_lengths=3, num_particles=8, num_epochs=2, seed=1)
+    first = model.generate_from_sources(SOURCES[:1], tokenizer, extra_energies=rule, **how)
+    forbidden.append(int(first.lengths))
+    second = model.generate_from_sources(SOURCES[:1], tokenizer, extra_energies=rule, **how)
+    assert int(second.lengths) not in forbidden and float(second.log_partition.abs()) < torch.inf
+
+
 def test_settings_of_the_model_and_of_generate_hold(tokenizer):
     model = model_for(tokenizer, "masked")
     model.generation_config.num_chains, model.generation_config.lengths = 3, 7

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SOURCES_AT_ONCE = 256
 # Settings that say which sequences there are.
-_OF_SPACE = ("suppress_tokens", "protected_positions", "allowed_tokens", "avoid")
+_OF_SPACE = ("suppress_tokens", "protected_positions", "allowed_tokens", "avoid", "min_distance")
 
 
 @model_output
@@ -102,7 +102,8 @@ def generate_from_sources(
             chains with one number the one with the lowest `E(y) - log p(length)` is taken. That is a heuristic:
             each length has a partition function of its own, which it leaves out; raw energies, whose zero means
             nothing, suit it less than local ones. Or `"probability"`: as `"energy"`, but with log Z of each length,
-            so that the most probable pair of a length and a target, `p(length) exp(-E(y)) / Z(length)`, is taken.
+            so that the most probable pair of a length and a target, `p(length) exp(-E(y)) / Z(length)`, is taken; a
+            length whose Z is 0, as of its particles none may be there, isn't.
         length_model: a sequence classifier of sources whose class n stands for n tokens.
         num_lengths: how many lengths compete with `"energy"` and `"probability"`.
         num_particles: fills whose weights estimate log Z of each source and length with `"probability"`, two masked
@@ -383,8 +384,8 @@ def _chosen(
     lengths = torch.tensor(plan.lengths)
     final = chains.run.cold.energy.double().cpu()
     merit = -final if plan.log_probs is None else plan.log_probs - final
-    if plan.log_partition is not None:
-        merit = merit - plan.log_partition
+    if plan.log_partition is not None:  # a length without a sequence that may be there is none to choose
+        merit = torch.where(plan.log_partition > -torch.inf, merit - plan.log_partition, -torch.inf)
     groups = merit.view(sources, -1, plan.choices)
     first = torch.arange(len(merit)).view_as(groups)[..., 0]
     rows = first + groups.argmax(-1)
