@@ -53,7 +53,10 @@ class ContinuationArguments:
         metadata={"help": "Texts are fragments: none ends, and those that don't fill the length are left out."},
     )
     unknown_tokens: str = field(default="warn", metadata={"help": UNKNOWN_HELP})
-    max_rows: int | None = field(default=None, metadata={"help": "Read so many texts; default: all."})
+    max_rows: int | None = field(
+        default=None,
+        metadata={"help": "Texts that are read, the first of the input, whatever rows they take; default: all."},
+    )
 
 
 def load_language_model(

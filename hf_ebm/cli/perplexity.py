@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -33,8 +35,9 @@ from hf_ebm.cli.continuations import (
 )
 from hf_ebm.cli.tables import Output, Records, check_writable, to_json
 from hf_ebm.loading import is_masked
+from hf_ebm.models.energy.encoding import encode_texts
 from hf_ebm.models.energy.partition_energy import METHODS
-from hf_ebm.models.energy.perplexity_energy import ROW_LIMIT, PerplexityOutput
+from hf_ebm.models.energy.perplexity_energy import ROW_LIMIT, PerplexityOutput, frame_of
 from hf_ebm.models.residual import ResidualEnergyModel
 from hf_ebm.models.residual.scoring_residual import ResidualPerplexity, lm_log_probs, residual_perplexity
 from hf_ebm.runtime import joined
@@ -71,7 +74,9 @@ class MaskedPerplexityArguments:
     energy: str | None = field(
         default=None, metadata={"help": lambda: f"{energy_help()} With it the embedded model is the masked one."}
     )
-    temperature: float | None = field(default=None, metadata={"help": "Of exp(-E/temperature); default: 1."})
+    temperature: float | None = field(
+        default=None, metadata={"help": "τ of exp(-E/τ); the field energy of records is E/τ; default: 1."}
+    )
     method: str | None = field(
         default=None, metadata={"help": f"How log Z of a length is found: {' or '.join(METHODS)}; default: smc."}
     )
@@ -177,18 +182,18 @@ def _masked_perplexity(
     own = {name: how.pop(name) for name in ("energy", "trust_remote_code") if name in how}
     model, tokenizer = load_model(MaskedModelArguments(**vars(which), **own), state.local_process_index)
     texts = records.texts(data.text_column)
-    # Processes divide the texts by length, as those of one length share log Z.
-    order = sorted(range(len(texts)), key=lambda row: len(tokenizer.tokenize(texts[row])))
+    with _records_named(data.input, range(len(texts))):
+        encoded = encode_texts(model, tokenizer, texts, None, None, " ")
+    # Processes divide the texts by what they share log Z by, the shorter first.
+    frames = [frame_of(own) for own in encoded]
+    order = sorted(range(len(texts)), key=lambda row: (frames[row].count(-1), frames[row]))
 
     def measured(share: slice) -> list[tuple]:
         own = order[share]
-        try:
+        with _records_named(data.input, own):
             found = model.perplexity(
                 [texts[row] for row in own], tokenizer, seed=arguments.seed, unknown_tokens=data.unknown_tokens, **how
             )
-        except ValueError as error:
-            told = re.sub(r"texts: row (\d+)", lambda at: f"{data.input}: record {own[int(at[1])]}", str(error))
-            raise ValueError(told) from error
         kept = [row for number, row in enumerate(own) if number not in found.left_out]
         columns = [found.energy, found.num_tokens]
         columns += [values[found.frame] for values in (found.log_partition, found.error, found.log_partition_upper,
@@ -197,14 +202,16 @@ def _masked_perplexity(
 
     rows = sorted(divided(state, len(order), measured))
     numbers, energy, num_tokens, *sums = zip(*rows, strict=True)
-    lengths = sorted(set(num_tokens))
-    at = [num_tokens.index(length) for length in lengths]
+    first = {frames[number]: row for row, number in reversed(list(enumerate(numbers)))}
+    at = sorted(first.values(), key=lambda row: order.index(numbers[row]))
+    place = {frames[numbers[row]]: number for number, row in enumerate(at)}
+    frame = [place[frames[number]] for number in numbers]
     below, below_error, above, above_error = (
         torch.tensor([values[row] for row in at], dtype=torch.float64) for values in sums
     )
     found = PerplexityOutput(
         energy=torch.tensor(energy, dtype=torch.float64), num_tokens=torch.tensor(num_tokens),
-        frame=torch.tensor([lengths.index(own) for own in num_tokens]), log_partition=below, error=below_error,
+        frame=torch.tensor(frame), log_partition=below, error=below_error,
         log_partition_upper=above, upper_error=above_error, num_masked_rows=0, left_out=[],
     )  # fmt: skip
     summary = {
@@ -212,12 +219,26 @@ def _masked_perplexity(
         "perplexity": {"lower": found.lower, "upper": found.upper},
         "sampling_error": {"lower": found.lower_sampling_error, "upper": found.upper_sampling_error},
         "log_partition": [
-            {"num_tokens": length, "texts": num_tokens.count(length), **dict(zip(_SUMS, values, strict=True))}
-            for length, *values in zip(lengths, *([own[row] for row in at] for own in sums), strict=True)
+            {
+                "num_tokens": num_tokens[row],
+                "texts": frame.count(number),
+                **{name: own[row] for name, own in zip(_SUMS, sums, strict=True)},
+            }
+            for number, row in enumerate(at)
         ],
     }
     of_rows = [dict(zip(_MASKED_FIELDS, (own[1], own[2], own[3], own[5]), strict=True)) for own in rows]
     return summary, of_rows, list(numbers)
+
+
+@contextmanager
+def _records_named(source: str, numbers: Sequence[int]) -> Iterator[None]:
+    """Errors of rows of texts name the records that they are of."""
+    try:
+        yield
+    except ValueError as error:
+        told = re.sub(r"texts: row (\d+)", lambda at: f"{source}: record {numbers[int(at[1])]}", str(error))
+        raise ValueError(told) from error
 
 
 def _causal_perplexity(

@@ -195,7 +195,9 @@ def test_perplexity_of_a_product_is_that_of_its_renormalized_tokens(folders, cap
 
 
 def test_perplexity_of_a_masked_model_is_the_librarys(folders, tmp_path, capsys):
-    texts = ["the cat sat", "the the", "dog \u4e00", "sat cat on"]
+    # The last is of as many tokens as the first, in a context of its own.
+    texts = ["the cat sat", "the the", "dog \u4e00", "sat cat on", "the [SEP] cat sat"]
+    kept = [text for text in texts if text != texts[2]]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text, "id": 7}) + "\n" for text in texts))
     arguments = ["--model", folders / "masked", "--input", tmp_path / "in.jsonl", "--unknown_tokens", "ignore"]
     few = {"num_particles": 4, "num_runs": 2, "num_chains": 2, "num_epochs": 2}
@@ -206,11 +208,15 @@ def test_perplexity_of_a_masked_model_is_the_librarys(folders, tmp_path, capsys)
     run("perplexity", *arguments, *options, "--skip_unusable_rows", "true", "--output", tmp_path / "out.jsonl")
     printed, rows = json.loads(capsys.readouterr().out), read(tmp_path / "out.jsonl")
     model, tokenizer = EnergyModel.from_pretrained(folders / "masked").eval(), small_tokenizer("wordpiece")
-    expected = model.perplexity([texts[0], texts[1], texts[3]], tokenizer, **few)
+    expected = model.perplexity(kept, tokenizer, **few)
     assert printed["perplexity"] == pytest.approx({"lower": expected.lower, "upper": expected.upper}, rel=1e-5)
     assert printed["sampling_error"]["lower"] == pytest.approx(expected.lower_sampling_error, rel=1e-4)
-    assert (printed["texts"], printed["rows"], printed["tokens"]) == (4, 3, int(expected.num_tokens.sum()))
-    assert [(row["text"], row["id"]) for row in rows] == [(text, 7) for text in (texts[0], texts[1], texts[3])]
+    assert (printed["texts"], printed["rows"], printed["tokens"]) == (5, 4, int(expected.num_tokens.sum()))
+    assert [(row["text"], row["id"]) for row in rows] == [(text, 7) for text in kept]
+    sums = sorted(zip(torch.bincount(expected.frame).tolist(), expected.log_partition.tolist(), strict=True))
+    assert sorted((own["texts"], own["lower"]) for own in printed["log_partition"]) == [
+        (count, pytest.approx(value, rel=1e-5)) for count, value in sums
+    ]
     found = torch.tensor([-row["energy"] - row["log_partition_lower"] for row in rows], dtype=torch.float64)
     torch.testing.assert_close(found, expected.log_probs, atol=1e-4, rtol=1e-4)
 

@@ -84,7 +84,8 @@ def test_texts_of_probability_0(model, tokenizer):
 
 def test_rows_are_estimated_beforehand(model, tokenizer, rows_run):
     for settings, named in (({"row_limit": 10_000}, "row_limit"), ({"temperature": 0}, "temperature"),
-                            ({"method": "guess"}, "method"), ({"num_runs": 0}, "num_runs")):  # fmt: skip
+                            ({"method": "guess"}, "method"), ({"num_runs": 0}, "num_runs"),
+                            ({"num_moves": -1}, "num_moves must be a whole number from 0 up")):  # fmt: skip
         with pytest.raises(ValueError, match=f"^{named}"):
             model.perplexity(TEXTS, tokenizer, **settings)
     assert not rows_run

@@ -153,7 +153,9 @@ def perplexity(
     upper = as_truth("upper", upper)
     how: dict[str, Any] = {"num_particles": num_particles, "num_runs": num_runs, "num_moves": num_moves}
     how |= {"num_chains": num_chains, "num_epochs": num_epochs}
-    how = {name: as_whole(name, value, name != "num_moves") for name, value in how.items() if value is not None}
+    how = {
+        name: as_whole(name, value, 0 if name == "num_moves" else 1) for name, value in how.items() if value is not None
+    }
     check_tokenizer("tokenizer", tokenizer)
     encoded, encoder_ids = read_texts(
         model, texts, tokenizer, prefixes, suffixes, separator, encoder_texts, unknown_tokens
@@ -238,6 +240,17 @@ def num_partition_rows(
     return below + (annealing * num_runs + (chains if method == "smc" else 0) if upper else 0)
 
 
+def frame_of(text: EncodedText) -> tuple[int, ...]:
+    """A text's context, with -1 in the place of its own tokens: texts with the same share log Z.
+
+    Example:
+        >>> from hf_ebm.models.energy.encoding import EncodedText
+        >>> frame_of(EncodedText(ids=[2, 7, 9, 3], scored=[False, True, True, False], words=[], spans=None, text=""))
+        (2, -1, -1, 3)
+    """
+    return tuple(-1 if free else token for token, free in zip(text.ids, text.scored, strict=True))
+
+
 def _unusable(text: EncodedText, support: Tensor, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Why a text has probability 0, if it has."""
     free = [token for token, scored in zip(text.ids, text.scored, strict=True) if scored]
@@ -253,7 +266,8 @@ def _frames(
     """The rows of texts that share log Z: of as many tokens, and in the same context."""
     found: dict[tuple, list[int]] = {}
     for row in kept:
-        context = [-1 if free else token for token, free in zip(encoded[row].ids, encoded[row].scored, strict=True)]
         further = [int(own[row]) for own in inputs.values()]
-        found.setdefault((*context, -2, *further, -2, *(encoder_ids or [[]] * (row + 1))[row]), []).append(row)
+        found.setdefault(
+            (*frame_of(encoded[row]), -2, *further, -2, *(encoder_ids or [[]] * (row + 1))[row]), []
+        ).append(row)
     return list(found.values())
