@@ -33,7 +33,7 @@ from hf_ebm.cli.continuations import (
     read_texts,
     special_tokens,
 )
-from hf_ebm.cli.tables import Output, Records, check_writable, to_json
+from hf_ebm.cli.tables import Output, Records, check_not_input, check_writable, to_json
 from hf_ebm.loading import is_masked
 from hf_ebm.models.energy.encoding import encode_texts
 from hf_ebm.models.energy.partition_energy import METHODS
@@ -126,11 +126,13 @@ def perplexity(
         raise ValueError(f"seed must be 0 or more, got {arguments.seed}")
     if arguments.output is not None:
         check_writable(arguments.output)
-    is_of_masked = masked.energy is not None or is_masked(which.model, which.revision)
-    _check_kind(is_of_masked, arguments, data, masked)
     state = joined(which.device)
     check_shared(data.input, state.num_processes)
     texts = read_texts(data)
+    if arguments.output is not None:
+        check_not_input(arguments.output, texts)
+    is_of_masked = masked.energy is not None or is_masked(which.model, which.revision)
+    _check_kind(is_of_masked, arguments, data, masked)
     records, added = (texts, _MASKED_FIELDS) if is_of_masked else (carried(texts, data), _PERPLEXITY_FIELDS)
     output = None if arguments.output is None else Output(arguments.output, records, added)
     if is_of_masked:

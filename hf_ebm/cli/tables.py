@@ -157,6 +157,12 @@ class ParquetRecords(Records):
         return self._content
 
 
+def check_not_input(path: str, records: Records) -> None:
+    """Raises `ValueError` for an output that is the records' own file."""
+    if path != "-" and _same_file(path, records.path):
+        raise ValueError(f"output: {path} is the input itself; choose another file")
+
+
 class Output:
     """Where records go: those of an input with fields added. What cannot be written is refused as this is made.
 
@@ -176,8 +182,8 @@ class Output:
 
     def __init__(self, path: str, carried: Records | None, added: dict[str, pyarrow.DataType]):
         self.path, self._types = path, added
-        if carried is not None and path != "-" and _same_file(path, carried.path):
-            raise ValueError(f"output: {path} is the input itself; choose another file")
+        if carried is not None:
+            check_not_input(path, carried)
         self.is_parquet = path != "-" and Path(path).suffix.lower() == ".parquet"
         taken = [] if carried is None else carried.fields
         self.names = {name: f"hf_ebm_{name}" if name in taken else name for name in added}

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import dis
+import sys
 from types import CodeType
 
 import pytest
@@ -85,6 +86,8 @@ def test_methods_that_are_left_out_take_their_modules_along(kind, tmp_path):
 def test_published_minimum_bayes_risk_decoding_is_that_of_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)  # of another folder
     write_custom_generate(tmp_path / "mbr", "mbr")
     model, found = tiny_seq2seq("bart").eval(), []
     settings = {"do_sample": True, "num_return_sequences": 5, "max_new_tokens": 4, "num_references": 3}
