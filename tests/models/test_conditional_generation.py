@@ -163,7 +163,9 @@ def test_a_length_of_which_nothing_may_be_is_not_chosen(tokenizer, length_model)
         symbols = torch.isin(ids, torch.tensor([5, 6, 7])).sum(1)
         return torch.where(torch.isin(symbols, torch.tensor(forbidden).long()), torch.inf, 0.0)
 
+    model.generation_config.kernel = "gibbs"  # of the model, which the call's takes the place of
     how = dict(lengths="probability", length_model=length_model, num_lengths=3, num_particles=8, num_epochs=2, seed=1)
+    how["kernel"] = "metropolis_hastings"
     first = model.generate_from_sources(SOURCES[:1], tokenizer, extra_energies=rule, **how)
     forbidden.append(int(first.lengths))
     second = model.generate_from_sources(SOURCES[:1], tokenizer, extra_energies=rule, **how)

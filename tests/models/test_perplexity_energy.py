@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from hf_ebm import EnergyModel
+from hf_ebm import ChainGenerationConfig, EnergyModel
 from hf_ebm.data.symbols import symbol_tokenizer
 from tests.conftest import plain_token_energies, tiny_mlm
 
@@ -89,3 +89,47 @@ def test_rows_are_estimated_beforehand(model, tokenizer, rows_run):
         with pytest.raises(ValueError, match=f"^{named}"):
             model.perplexity(TEXTS, tokenizer, **settings)
     assert not rows_run
+
+
+@pytest.fixture
+def settings_of(model):
+    """Sets settings of the model, which are its own again after the test."""
+    before = model.generation_config
+    yield lambda **settings: setattr(model, "generation_config", ChainGenerationConfig(**settings))
+    model.generation_config = before
+
+
+def test_moves_of_the_model_do_not_count(model, tokenizer, settings_of):
+    """Those of its chains, which they may suit, say nothing of particles; neither do positions that stay."""
+    few = dict(num_particles=2, num_runs=1, num_chains=2, num_epochs=2)
+    expected = model.perplexity(TEXTS[:1], tokenizer, **few)
+    for settings in (
+        {"block_size": 4, "final_block_size": 1}, {"kernel": "gibbs"}, {"max_changes": 1}, {"decoder": "mask_predict"},
+        {"protected_positions": [1]},
+    ):  # fmt: skip
+        settings_of(**settings)
+        found = model.perplexity(TEXTS[:1], tokenizer, **few)
+        assert found.lower == expected.lower and found.upper == expected.upper
+        assert model.perplexity(TEXTS[:1], tokenizer, method="exact").lower > 0
+
+
+def test_what_may_not_stand_has_probability_0(model, tokenizer, settings_of):
+    """By the model's settings; what is left adds up to 1."""
+    a, b, c = tokenizer.convert_tokens_to_ids(WORDS)
+    frame = tokenizer("a a")["input_ids"]
+    first = frame.index(a)
+    every = [" ".join(pair) for pair in product(WORDS, repeat=2)]
+    both = [[*frame[:first], b, b, *frame[first + 2 :]]]
+    for settings, left in (
+        ({"suppress_tokens": [c]}, 4), ({"allowed_tokens": {first: [a, b]}}, 6),
+        ({"avoid": both}, 8), ({"avoid": both, "min_distance": 2}, 4),
+    ):  # fmt: skip
+        settings_of(**settings)
+        found = model.perplexity(every, tokenizer, method="exact", skip_unusable_rows=True)
+        assert len(found.log_probs) == left
+        assert float(found.log_probs.exp().sum()) == pytest.approx(1, rel=1e-5)
+        with pytest.raises(ValueError, match="texts: row"):
+            model.perplexity(every, tokenizer, method="exact")
+    settings_of(allowed_tokens={first + 1: [a]})
+    with pytest.raises(ValueError, match="allowed_tokens"):
+        model.perplexity(["a a", "a"], tokenizer)

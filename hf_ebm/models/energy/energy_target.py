@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -302,13 +301,14 @@ class EnergyTarget:
         _check_settings(config)
         extra = as_extra_energies(extra_energies)
 
-        def rows_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> tuple[Chains, Target]:
-            chains = self._chains(config, input_ids, free_mask, keys)
-            return chains, self._target(chains, config, extra)
+        def chains_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> Chains:
+            return self._chains(config, input_ids, free_mask, keys)
+
+        def target_of(chains: Chains, config: ResolvedChainConfig) -> Target:
+            return self._target(chains, config, extra)
 
         prompts = 1 if input_ids is None else len(as_ids("input_ids", input_ids))
-        generate = partial(self.generate, input_ids, free_mask, extra_energies=extra)
-        return AskedParticles.of(config, prompts, rows_of, generate, **numbers)
+        return AskedParticles.of(config, prompts, chains_of, target_of, **numbers)
 
     def _chains(
         self,

@@ -19,7 +19,6 @@ from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.fill_estimates import LogPartition, estimated_log_partition
 from hf_ebm.sampling.kernels import KERNELS
 from hf_ebm.sampling.proposals import proposal_of
-from hf_ebm.sampling.run import ChainGenerationOutput
 from hf_ebm.sampling.sampler import ChainKey
 from hf_ebm.sampling.smc import Annealing, adaptive
 from hf_ebm.sampling.target import Target
@@ -36,6 +35,11 @@ _OF_CHAINS_ALONE = (
     "energy_temperature_decay", "min_energy_temperature", "warm_start", "replica_temperatures",
     "target_rhat", "max_rows",
 )  # fmt: skip
+# Settings of a model that count: what may stand where, and the seed.
+_OF_MODELS = (
+    "seed", "lengths", "energy_temperature", "suppress_tokens", "allowed_tokens", "protected_positions", "avoid",
+    "min_distance",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,24 +51,24 @@ class AskedParticles:
         keys: prompt and number of each run.
         num_particles: N.
         num_moves: epochs of the kernel at each level.
-        rows_of: `(settings, chain keys) -> (chains, target)`, the target without constraints.
-        generate: samples of the same target from `chain_keys`, settings as `generation_config` and by name.
+        chains_of: `(settings, chain keys) -> chains`.
+        target_of: `(chains, settings) -> target`, without constraints.
     """
 
     config: ResolvedChainConfig
     keys: list[ChainKey]
     num_particles: int
     num_moves: int
-    rows_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], tuple[Chains, Target]]
-    generate: Callable[..., ChainGenerationOutput]
+    chains_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], Chains]
+    target_of: Callable[[Chains, ResolvedChainConfig], Target]
 
     @classmethod
     def of(
         cls,
         config: ResolvedChainConfig,
         prompts: int,
-        rows_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], tuple[Chains, Target]],
-        generate: Callable[..., ChainGenerationOutput],
+        chains_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], Chains],
+        target_of: Callable[[Chains, ResolvedChainConfig], Target],
         num_particles: int,
         num_runs: int,
         run_keys: Sequence[tuple[int, int]] | None,
@@ -74,7 +78,7 @@ class AskedParticles:
         num_particles = as_whole("num_particles", num_particles, 2)
         num_runs, num_moves = as_whole("num_runs", num_runs, 1), as_whole("num_moves", num_moves, 0)
         return cls(
-            config, checked_keys(run_keys, prompts, num_runs, "run"), num_particles, num_moves, rows_of, generate
+            config, checked_keys(run_keys, prompts, num_runs, "run"), num_particles, num_moves, chains_of, target_of
         )
 
     def prepared(self, keys: list[ChainKey], seed: int) -> tuple[Annealing, Chains]:
@@ -82,8 +86,8 @@ class AskedParticles:
         config, own = copy.copy(self.config), range(self.num_particles)
         config.seed = seed
         chain_keys = [(prompt, run * self.num_particles + number) for prompt, run in keys for number in own]
-        chains, target = self.rows_of(config, chain_keys)
-        target = constrained(target, config, chains.keys, chains.ids)
+        chains = self.chains_of(config, chain_keys)
+        target = constrained(self.target_of(chains, config), config, chains.keys, chains.ids)
         proposal = proposal_of(config, target.support)
         return Annealing(keys, self.num_particles, config, target, proposal, self.num_moves), chains
 
@@ -113,7 +117,8 @@ def settings_of_particles(
 
     Args:
         asked: the caller's, over which `overrides` go.
-        base: those of the model, of which chains' alone don't matter.
+        base: those of the model, of which those count that say what may stand where: how its chains move, their blocks
+            and their kernel are nothing that particles were asked for.
     """
     own = asked.settings() | {name: value for name, value in overrides.items() if value is not None}
     idle = [name for name in _OF_CHAINS_ALONE if name in own]
@@ -121,7 +126,7 @@ def settings_of_particles(
         raise ValueError(f"{idle[0]} has no effect with annealed particles; leave it unset")
     if has_prompts and "lengths" in own:
         raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
-    below = {name: value for name, value in base.settings().items() if name not in _OF_CHAINS_ALONE}
+    below = {name: value for name, value in base.settings().items() if name in _OF_MODELS}
     config = asked.resolved(ChainGenerationConfig(**below), overrides)
     if not KERNELS[config.kernel].leaves_invariant:
         raise ValueError(f"kernel {config.kernel!r} samples no stated target, so there is nothing to anneal to")

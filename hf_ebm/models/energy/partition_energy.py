@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from transformers.utils import ModelOutput
 from hf_ebm.checks import as_truth, check_choice, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.chains import Chains
+from hf_ebm.models.energy.generation_energy import begun, run_job
 from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows
 from hf_ebm.models.energy.smc_energy import annealed, particles_of
 from hf_ebm.random_state import stream_seed
@@ -198,11 +198,11 @@ def _output(
 
 def _chains(asked: AskedParticles, keys: Sequence[ChainKey], of_chains: Mapping[str, Any]) -> ChainGenerationOutput:
     """Chains of some runs, which have as many each."""
-    number, settings = of_chains["num_chains"], {name: own for name, own in of_chains.items() if name != "num_chains"}
-    config = copy.copy(asked.config)
-    config.seed = stream_seed(asked.config.seed, _CHAINS)
-    chain_keys = [(key.prompt, key.chain * number + own) for key in keys for own in range(number)]
-    return asked.generate(generation_config=config, chain_keys=chain_keys, **settings)
+    config = ChainGenerationConfig(**of_chains).resolved(asked.config, {})
+    config.seed, number = stream_seed(asked.config.seed, _CHAINS), config.num_chains
+    chains = asked.chains_of(config, [(key.prompt, key.chain * number + own) for key in keys for own in range(number)])
+    job = begun(chains, config, lambda rows: asked.target_of(rows, config), ())
+    return run_job(job, [], [], None, None)
 
 
 def _of_runs(values: Tensor, runs: int) -> list[Tensor]:

@@ -18,9 +18,12 @@ from hf_ebm.models.energy.encoding import EncodedText
 from hf_ebm.models.energy.inputs import by_row, mask_id_of
 from hf_ebm.models.energy.partition_energy import METHODS, NUM_CHAINS, NUM_EPOCHS
 from hf_ebm.models.energy.scoring_energy import read_texts, term_lists
+from hf_ebm.sampling.configuration import ChainGenerationConfig
+from hf_ebm.sampling.constraints import at_least_away
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 logger = logging.get_logger(__name__)
 
@@ -117,15 +120,16 @@ def perplexity(
     """Perplexity of texts under `p(y) = exp(-E(y)/τ) / Z`, a distribution over all texts of as many tokens.
 
     Unlike pseudo-perplexity it is that of one distribution, which `generate` samples. It is given each text's number of
-    tokens, and its context; log Z comes from `log_partition`, once for all texts that share both.
+    tokens, and its context; log Z comes from `log_partition`, once for all texts that share both. Of the model's
+    generation settings `suppress_tokens`, `allowed_tokens` and `avoid` count, which give texts probability 0.
 
     Args:
         texts, tokenizer, prefixes, suffixes, separator, encoder_texts: as for `score`.
         temperature: τ.
         method, upper, num_particles, num_runs, num_moves, num_chains, num_epochs: as for `log_partition`.
         seed: of all estimates of log Z, which don't depend on the other texts.
-        skip_unusable_rows: whether texts of probability 0 are left out, and told: those without a token, or with one
-            that is never proposed ([UNK], say). By default they are refused.
+        skip_unusable_rows: whether texts of probability 0 are left out, and told: those without a token, with one that
+            is never proposed ([UNK], say) or not there, or that `avoid` forbids. By default they are refused.
         row_limit: masked rows at most, as estimated before any work, with 8 levels of inverse temperature.
         token_budget, further_inputs, unknown_tokens: as for `score`.
 
@@ -161,8 +165,9 @@ def perplexity(
         model, texts, tokenizer, prefixes, suffixes, separator, encoder_texts, unknown_tokens
     )
     inputs = by_row(further_inputs or {}, len(encoded), "texts")
-    support = proposal_support(model, None).cpu()
-    reasons = [_unusable(text, support, tokenizer) for text in encoded]
+    config = ChainGenerationConfig().resolved(model.generation_config, {})
+    support = proposal_support(model, config.suppress_tokens).cpu()
+    reasons = [_unusable(text, support, config, tokenizer) for text in encoded]
     left_out = [row for row, reason in enumerate(reasons) if reason]
     if left_out and not skip:
         row = left_out[0]
@@ -170,6 +175,8 @@ def perplexity(
     kept = [row for row, reason in enumerate(reasons) if not reason]
     if not kept:
         raise ValueError(f"texts: none of {len(encoded)} has a probability above 0")
+    for row in kept:
+        _check_positions(row, encoded[row], config)
     rows_of_frames = _frames(encoded, encoder_ids, inputs, kept)
     lengths = [sum(encoded[rows[0]].scored) for rows in rows_of_frames]
     num_rows = sum(num_partition_rows(length, int(support.sum()), method, upper, **how) for length in lengths)
@@ -189,7 +196,7 @@ def perplexity(
         found.append(
             model.log_partition(
                 ids, free_mask=free, encoder_input_ids=encoder, method=method, upper=upper, seed=seed,
-                energy_temperature=temperature, token_budget=token_budget, **context, **how,
+                energy_temperature=temperature, token_budget=token_budget, protected_positions=[], **context, **how,
             )
         )  # fmt: skip
     texts_of = [encoded[row] for row in kept]
@@ -251,13 +258,32 @@ def frame_of(text: EncodedText) -> tuple[int, ...]:
     return tuple(-1 if free else token for token, free in zip(text.ids, text.scored, strict=True))
 
 
-def _unusable(text: EncodedText, support: Tensor, tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _unusable(
+    text: EncodedText, support: Tensor, config: ResolvedChainConfig, tokenizer: PreTrainedTokenizerBase
+) -> str | None:
     """Why a text has probability 0, if it has."""
-    free = [token for token, scored in zip(text.ids, text.scored, strict=True) if scored]
+    free = [position for position, scored in enumerate(text.scored) if scored]
     if not free:
         return "has no token"
-    never = [token for token in free if not bool(support[token])]
-    return f"holds {tokenizer.convert_ids_to_tokens(never[0])!r}, which is never proposed" if never else None
+    allowed = config.allowed_tokens or {}
+    for position in free:
+        token = text.ids[position]
+        told = f"holds {tokenizer.convert_ids_to_tokens(token)!r}"
+        if not bool(support[token]):
+            return f"{told}, which is never proposed"
+        if token not in allowed.get(position, [token]):
+            return f"{told} at position {position}, where allowed_tokens has others"
+    bounds = torch.tensor([0]), torch.tensor([len(text.ids)])
+    away = at_least_away(config.avoid or [], config.min_distance, *bounds)
+    near = away is not None and not bool(away(torch.tensor([text.ids])))
+    return "is nearer than min_distance to a sequence of avoid" if near else None
+
+
+def _check_positions(row: int, text: EncodedText, config: ResolvedChainConfig) -> None:
+    """Raises `ValueError` for a position of the model's `allowed_tokens` that is none of a text's own."""
+    for position in config.allowed_tokens or {}:
+        if position >= len(text.ids) or not text.scored[position]:
+            raise ValueError(f"allowed_tokens of the model: position {position} is none of the text of row {row}")
 
 
 def _frames(

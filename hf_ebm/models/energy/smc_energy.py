@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,7 +121,9 @@ def sample_smc(
 
     Args:
         input_ids, attention_mask, free_mask: as for `generate`; what stands at free positions doesn't matter.
-        generation_config: settings of the kernel and its blocks, over which those among `overrides` go.
+        generation_config: settings of the kernel and its blocks, over which those among `overrides` go. Of the model's
+            own those count that say what may stand where (`lengths`, `energy_temperature`, `suppress_tokens`,
+            `allowed_tokens`, `protected_positions`, `avoid`, `min_distance`) and `seed`; how its chains move doesn't.
         num_particles: N, of each run.
         num_runs: independent runs of each prompt, which say how far log Z can be trusted.
         run_keys: pairs (prompt, run) of the runs to do; by default `num_runs` for every prompt. A run is the same
@@ -205,11 +206,11 @@ def particles_of(
     lengths = len(config.lengths) if isinstance(config.lengths, list) else 1
     extra, support = as_extra_energies(extra_energies), proposal_support(model, config.suppress_tokens)
 
-    def rows_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> tuple[Chains, Target]:
-        chains = build_chains(model, config, keys, inputs, None, further)
-        return chains, model_target(model, chains, config, support, extra, token_budget)
+    def chains_of(config: ResolvedChainConfig, keys: list[tuple[int, int]]) -> Chains:
+        return build_chains(model, config, keys, inputs, None, further)
 
-    given: dict[str, Any] = {**inputs, **further}
-    generate = partial(model.generate, extra_energies=extra, token_budget=token_budget, **given)
+    def target_of(chains: Chains, config: ResolvedChainConfig) -> Target:
+        return model_target(model, chains, config, support, extra, token_budget)
+
     prompts = lengths if ids is None else len(as_ids("input_ids", ids))
-    return AskedParticles.of(config, prompts, rows_of, generate, **numbers)
+    return AskedParticles.of(config, prompts, chains_of, target_of, **numbers)
