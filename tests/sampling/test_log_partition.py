@@ -133,6 +133,11 @@ def test_refusals(model, rows_run):
         ({"thinning": "often"}, "thinning"),
         ({"ladder": "steep"}, "ladder"),
         ({"num_epochs": 3, "method": "exact"}, "num_epochs"),
+        ({"ladder": [1.0], "method": "exact"}, "ladder"),
+        ({"target_cess": 2, "method": "exact"}, "target_cess"),
+        ({"ladder": [1e-310, 1.0], "method": "stepping_stone"}, "ladder"),
+        ({"num_chains": 10**12}, "num_chains"),
+        ({"num_chains": 10**12, "method": "stepping_stone", "upper": False}, "num_chains"),
         ({"replica_temperatures": [1, 2], "method": "stepping_stone"}, "replica_temperatures"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -188,6 +188,15 @@ def test_runs_without_a_particle_are_zero(model):
     assert out.log_partition[0].value == -torch.inf and not out.surviving_ancestors().any()
     with pytest.raises(ValueError, match="prompt"):
         out.draw(3)
+    with pytest.raises(ValueError, match="prompt"):
+        out.mean_energy()
+
+
+def test_means_of_prompts_that_are_not_there(model):
+    out = model.sample_smc(lengths=1, num_particles=2, num_runs=1, seed=0)
+    for prompt in (7, -1, "a"):
+        with pytest.raises(ValueError, match="prompt"):
+            out.mean_energy(prompt)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +209,14 @@ def test_runs_without_a_particle_are_zero(model):
         ({"lengths": {3: 0.5, 2: 0.5}}, "lengths"),
         ({"num_particles": 1}, "num_particles"),
         ({"num_runs": 0}, "num_runs"),
+        ({"num_particles": 10**12}, "num_particles"),
+        ({"num_runs": 10**12}, "num_runs"),
         ({"run_keys": [(1, 0)]}, "run_keys"),
         ({"ladder": [0.5, 0.4, 1.0]}, "ladder"),
         ({"ladder": [0.5]}, "ladder"),
         ({"ladder": [0.0, 1.0]}, "ladder"),
+        ({"ladder": [1e-310, 1.0]}, "ladder"),
+        ({"ladder": [0.95, math.nextafter(0.95, 1), 1.0]}, "ladder"),
         ({"target_cess": 1.0}, "target_cess"),
         ({"num_moves": -1}, "num_moves"),
         ({"speed": 1}, "unknown"),

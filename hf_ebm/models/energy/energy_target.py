@@ -308,7 +308,7 @@ class EnergyTarget:
             return self._target(chains, config, extra)
 
         prompts = 1 if input_ids is None else len(as_ids("input_ids", input_ids))
-        return AskedParticles.of(config, prompts, chains_of, target_of, **numbers)
+        return AskedParticles.of(config, prompts, self.length, chains_of, target_of, **numbers)
 
     def _chains(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_ebm.checks import as_number, as_whole, listed, number, shown
 from hf_ebm.models.energy.chains import Chains, checked_keys, constrained
 from hf_ebm.random_state import stream_seed
+from hf_ebm.runtime import check_fits
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.fill_estimates import LogPartition, estimated_log_partition
 from hf_ebm.sampling.kernels import KERNELS
@@ -27,6 +28,8 @@ from hf_ebm.scoring.rows import BadLogitsError
 if TYPE_CHECKING:
     from hf_ebm.sampling.configuration import ResolvedChainConfig
 
+# Bytes that a particle takes at least: its random stream's.
+_STREAM_BYTES = 1000
 # Number of the seed of runs that choose ladders.
 _PILOT = 0
 # Settings of chains that annealed particles have no use for.
@@ -51,6 +54,7 @@ class AskedParticles:
         keys: prompt and number of each run.
         num_particles: N.
         num_moves: epochs of the kernel at each level.
+        length: of the longest sequence, in tokens.
         chains_of: `(settings, chain keys) -> chains`.
         target_of: `(chains, settings) -> target`, without constraints.
     """
@@ -59,6 +63,7 @@ class AskedParticles:
     keys: list[ChainKey]
     num_particles: int
     num_moves: int
+    length: int
     chains_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], Chains]
     target_of: Callable[[Chains, ResolvedChainConfig], Target]
 
@@ -67,6 +72,7 @@ class AskedParticles:
         cls,
         config: ResolvedChainConfig,
         prompts: int,
+        length: int,
         chains_of: Callable[[ResolvedChainConfig, list[tuple[int, int]]], Chains],
         target_of: Callable[[Chains, ResolvedChainConfig], Target],
         num_particles: int,
@@ -74,12 +80,20 @@ class AskedParticles:
         run_keys: Sequence[tuple[int, int]] | None,
         num_moves: int,
     ) -> AskedParticles:
-        """Particles of some of the prompts' runs. Raises `ValueError` for numbers out of range, and unknown runs."""
+        """Particles of some of the prompts' runs.
+
+        Raises:
+            ValueError: for numbers out of range, more particles than there is memory for, and unknown runs.
+        """
         num_particles = as_whole("num_particles", num_particles, 2)
         num_runs, num_moves = as_whole("num_runs", num_runs, 1), as_whole("num_moves", num_moves, 0)
-        return cls(
-            config, checked_keys(run_keys, prompts, num_runs, "run"), num_particles, num_moves, chains_of, target_of
+        particles = num_particles * (prompts * num_runs if run_keys is None else len(listed(run_keys) or []))
+        check_fits(
+            particles * (_STREAM_BYTES + 8 * length),
+            f"num_particles, num_runs and lengths: {shown(particles)} particles of {shown(length)} tokens take",
         )
+        keys = checked_keys(run_keys, prompts, num_runs, "run")
+        return cls(config, keys, num_particles, num_moves, length, chains_of, target_of)
 
     def prepared(self, keys: list[ChainKey], seed: int) -> tuple[Annealing, Chains]:
         """The annealing of some runs with a seed of their own, and the chains that are their particles."""
@@ -142,14 +156,18 @@ def settings_of_particles(
 
 
 def _ladder(ladder: object) -> Tensor | None:
-    """Inverse temperatures (S,), float64. Raises `ValueError` unless they rise from above 0 to 1."""
+    """Inverse temperatures (S,), float64. Raises `ValueError` unless they rise from above 0 to 1, and 1/β fall."""
     if ladder is None:
         return None
     numbers = [number(own) for own in listed(ladder) or []]
     found = [own for own in numbers if own is not None]
-    rising = all(one < other for one, other in zip([0.0, *found], found, strict=False))
+    temperatures = [1 / own if own > 0 else math.inf for own in found]
+    rising = all(one > other for one, other in zip([math.inf, *temperatures], temperatures, strict=False))
     if not found or len(found) < len(numbers) or not rising or found[-1] != 1:
-        raise ValueError(f"ladder must be rising numbers above 0, the last of them 1, got {shown(ladder)}")
+        raise ValueError(
+            "ladder must be rising numbers above 0, the last of them 1, of different finite temperatures 1/β, got "
+            f"{shown(ladder)}"
+        )
     return torch.tensor(found, dtype=torch.float64)
 
 

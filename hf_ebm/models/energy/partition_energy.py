@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from hf_ebm.checks import as_truth, check_choice, shown
+from hf_ebm.checks import as_number, as_truth, check_choice, shown
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.chains import Chains
 from hf_ebm.models.energy.generation_energy import begun, run_job
@@ -23,7 +23,7 @@ from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.constraints import at_least_away
 from hf_ebm.sampling.fill_estimates import LogPartition
 from hf_ebm.sampling.run import ChainGenerationOutput
-from hf_ebm.sampling.sampler import ChainKey
+from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.sampling.smc import falling, fixed, log_mean_weight, reweighting, stepping_stones
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target
 from hf_ebm.scoring.joint_fills import FillSpace, Slot, independent_tables, joint_tables, summarized
@@ -31,6 +31,7 @@ from hf_ebm.scoring.logits_cache import MaskedLogitsCache
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
+    from hf_ebm.sampling.configuration import ResolvedChainConfig
 
 METHODS = ("exact", "smc", "stepping_stone")
 # Sequences that "exact" weighs at most.
@@ -113,7 +114,8 @@ def log_partition(
         encoder_input_ids, encoder_attention_mask, extra_energies, token_budget, overrides: as for `sample_smc`.
 
     Raises:
-        ValueError: before any work, for what `sample_smc` refuses, and for too many sequences to enumerate.
+        ValueError: before any work, for what `sample_smc` refuses, settings that a method has no use for, and too many
+            sequences to enumerate.
 
     Example:
         >>> from hf_ebm.assets import load_embedded
@@ -166,8 +168,14 @@ def found_partition(
 ) -> LogPartitionOutput:
     """log Z of the prompts of particles by a method: see `log_partition`."""
     upper = as_truth("upper", upper)
+    as_number("target_cess", target_cess, above=0, below=1)
     if method == "exact":
+        if ladder is not None:
+            raise ValueError("ladder has no effect with method='exact'; leave it unset")
         return _output(method, asked, *_enumerated(asked))
+    if upper or method == "stepping_stone":
+        config = _config_of_chains(asked, of_chains)
+        check_run_fits(config, len(asked.keys) * config.num_chains, asked.length)
     ladders, num_rows = asked.ladders(target_cess, ladder)
     above = dict.fromkeys((key.prompt for key in asked.keys), LogPartition(math.nan, math.nan))
     samples: list[Tensor] = []
@@ -198,11 +206,17 @@ def _output(
 
 def _chains(asked: AskedParticles, keys: Sequence[ChainKey], of_chains: Mapping[str, Any]) -> ChainGenerationOutput:
     """Chains of some runs, which have as many each."""
-    config = ChainGenerationConfig(**of_chains).resolved(asked.config, {})
-    config.seed, number = stream_seed(asked.config.seed, _CHAINS), config.num_chains
+    config = _config_of_chains(asked, of_chains)
+    number = config.num_chains
     chains = asked.chains_of(config, [(key.prompt, key.chain * number + own) for key in keys for own in range(number)])
     job = begun(chains, config, lambda rows: asked.target_of(rows, config), ())
     return run_job(job, [], [], None, None)
+
+
+def _config_of_chains(asked: AskedParticles, of_chains: Mapping[str, Any]) -> ResolvedChainConfig:
+    config = ChainGenerationConfig(**of_chains).resolved(asked.config, {})
+    config.seed = stream_seed(asked.config.seed, _CHAINS)
+    return config
 
 
 def _of_runs(values: Tensor, runs: int) -> list[Tensor]:

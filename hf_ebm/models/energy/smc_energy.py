@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput, logging
 
 from hf_ebm.checks import as_ids, as_whole
 from hf_ebm.model_modes import evaluation_mode, model_output
-from hf_ebm.models.energy.chains import Chains, build_chains, check_avoid, proposal_support
+from hf_ebm.models.energy.chains import Chains, build_chains, check_avoid, longest_of, proposal_support
 from hf_ebm.models.energy.generation_energy import model_target
 from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows, settings_of_particles
@@ -74,21 +74,29 @@ class SMCOutput(ModelOutput):
         Raises:
             ValueError: for a prompt without runs, or whose particles all have weight 0.
         """
-        which = self.prompt_indices == as_whole("prompt", prompt, 0)
-        log_weights = self.log_weights[which].flatten()
-        if not bool((log_weights > -torch.inf).any()):
-            known = sorted(set(self.prompt_indices.tolist()))
-            raise ValueError(f"prompt must be one of {known} that has particles of weight above 0, got {prompt}")
+        which, log_weights = self._of_prompt(prompt)
         uniform = torch.from_numpy(generator_of(as_whole("seed", seed, 0)).random(1))
         chosen = systematic(log_weights[None], uniform, as_whole("count", count, 1))[0]
         return self.sequences.view(*self.log_weights.shape, -1)[which].flatten(0, 1)[chosen]
 
     def mean_energy(self, prompt: int = 0) -> float:
-        """The mean energy of the target, by the weighted particles of a prompt."""
-        which = self.prompt_indices == prompt
-        log_weights, energies = self.log_weights[which].flatten(), self.energies[which].flatten()
-        alive = log_weights > -torch.inf
+        """The mean energy of the target, by the weighted particles of a prompt.
+
+        Raises:
+            ValueError: as `draw`.
+        """
+        which, log_weights = self._of_prompt(prompt)
+        energies, alive = self.energies[which].flatten(), log_weights > -torch.inf
         return float((log_weights[alive].softmax(0) * energies[alive]).sum())
+
+    def _of_prompt(self, prompt: int) -> tuple[Tensor, Tensor]:
+        """Which runs are a prompt's, and the log weights of their particles."""
+        which = self.prompt_indices == as_whole("prompt", prompt, 0)
+        log_weights = self.log_weights[which].flatten()
+        if not bool((log_weights > -torch.inf).any()):
+            known = sorted(set(self.prompt_indices.tolist()))
+            raise ValueError(f"prompt must be one of {known} that has particles of weight above 0, got {prompt}")
+        return which, log_weights
 
 
 @torch.no_grad()
@@ -212,5 +220,5 @@ def particles_of(
     def target_of(chains: Chains, config: ResolvedChainConfig) -> Target:
         return model_target(model, chains, config, support, extra, token_budget)
 
-    prompts = lengths if ids is None else len(as_ids("input_ids", ids))
-    return AskedParticles.of(config, prompts, chains_of, target_of, **numbers)
+    prompts, length = (lengths, longest_of(config)) if ids is None else as_ids("input_ids", ids).shape
+    return AskedParticles.of(config, prompts, length, chains_of, target_of, **numbers)
