@@ -138,7 +138,8 @@ class RunRecords:
         if self.printed is not None:
             return self.printed
         if self._is_converted():
-            names = list(self.output.names.values())
+            there = pyarrow.parquet.read_schema(self.path).names  # earlier versions wrote fewer fields
+            names = [name for name in self.output.names.values() if name in there]
             table = pyarrow.parquet.read_table(self.path, columns=names, partitioning=None)
             return [self._own(record) for record in table.to_pylist()]
         with open(self.lines, encoding="utf-8") as file:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _ADDED = {
     "prompt": pyarrow.int64(), "chain": pyarrow.int64(), "epoch": pyarrow.int64(), "text": pyarrow.string(),
     "energy": pyarrow.float64(), "acceptance_rate": pyarrow.float64(), "novel_rate": pyarrow.float64(),
+    "token_ids": pyarrow.list_(pyarrow.int64()),
 }  # fmt: skip
 # Of the chain, in each of its records.
 _OF_REPLICAS = {"round_trips": pyarrow.int64()}
@@ -263,7 +264,7 @@ def _run_batch(
 
 def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase, with_round_trips: bool) -> list[dict]:
     records = []
-    for row in range(len(out.samples)):
+    for row, length in enumerate(out.attention_mask.sum(1).tolist()):
         texts = tokenizer.batch_decode(out.samples[row], skip_special_tokens=True)
         for number, epoch in enumerate(out.kept_epochs):
             place = {"prompt": int(out.prompt_indices[row]), "chain": int(out.chain_indices[row]), "epoch": epoch}
@@ -271,6 +272,7 @@ def _as_records(out: ChainGenerationOutput, tokenizer: PreTrainedTokenizerBase, 
             for name in ("acceptance_rate", "novel_rate"):
                 value = float(getattr(out.trace, name)[row, epoch])
                 record[name] = value if value == value else None
+            record["token_ids"] = out.samples[row, number, :length].tolist()
             if with_round_trips and out.replicas is not None:
                 record["round_trips"] = int(out.replicas.round_trips[row])
             records.append(record)
@@ -295,13 +297,13 @@ def _print_summary(
 def _report(
     prompt: int, chains: list[list[dict]], config: ResolvedChainConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptReport:
-    """The report of a prompt from the records of its chains, by epoch: tokens are those that texts are read as."""
-    texts = [record["text"] for own in chains for record in own]
-    different = list(dict.fromkeys(texts))
-    encoded = tokenizer(different, add_special_tokens=False).input_ids
-    read = dict(zip(different, (torch.tensor(ids, dtype=torch.long) for ids in encoded), strict=True))
-    # Behind the end of a text stands what is no token.
-    tokens = pad_sequence([read[text] for text in texts], batch_first=True, padding_value=-1)
+    """The report of a prompt from the records of its chains, by epoch."""
+    records = [record for own in chains for record in own]
+    ids = [record.get("token_ids") for record in records]
+    if None in ids:  # records of earlier versions have none, so tokens are those that texts are read as
+        ids = tokenizer([record["text"] for record in records], add_special_tokens=False).input_ids
+    # Behind the end of a sample stands what is no token.
+    tokens = pad_sequence([torch.tensor(own, dtype=torch.long) for own in ids], batch_first=True, padding_value=-1)
 
     def of_records(name: str) -> Tensor:
         values = [[math.nan if record[name] is None else record[name] for record in own] for own in chains]

@@ -260,19 +260,36 @@ def parts_of_words(tokenizer) -> list[int]:
     return [number for token, number in vocabulary if tokenizer.tokenize(f"the {token} sat")[1:-1] != [token]]
 
 
-def test_the_summary_is_that_of_the_chains(model_folder, tmp_path, capsys):
-    """Though it is made of texts: where these are read as their tokens it is that of what `generate` returns."""
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_the_summary_is_that_of_what_generate_returns(model_folder, tmp_path, capsys, ending):
+    """Whatever tokens texts would be read as; of a file without tokens these are what there is to go by."""
     model, tokenizer = EnergyModel.from_pretrained(model_folder), small_tokenizer("wordpiece")
-    prompts, parts = ["the [MASK] [MASK] sat", "[MASK] cat [MASK] on [MASK] [MASK]"], parts_of_words(tokenizer)
+    prompts, output = ["the [MASK] [MASK] sat", "[MASK] cat [MASK] on [MASK] [MASK]"], tmp_path / f"out.{ending}"
     (tmp_path / "in.txt").write_text("\n".join(prompts))
     chains = ["--num_chains", "4", "--num_epochs", "12", "--burn_in", "2", "--seed", "5", "--chains_at_once", "3"]
-    given = ["--model", model_folder, "--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", *chains]
-    run("sample", *given, "--suppress_tokens", *parts, "--device", "cpu")
+    given = ["sample", "--model", model_folder, "--input", tmp_path / "in.txt", "--output", output, *chains]
+    run(*given, "--device", "cpu")
     printed = capsys.readouterr().out
-    settings = dict(num_chains=4, num_epochs=12, burn_in=2, seed=5, suppress_tokens=parts)
+    settings = dict(num_chains=4, num_epochs=12, burn_in=2, seed=5)
     out = model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), **settings)
-    for report in out.summary().prompts:
-        assert "\n".join([f"  {report.counts}", *report.lines()]) in printed
+    told = ["\n".join([f"  {report.counts}", *report.lines()]) for report in out.summary().prompts]
+    assert all(own in printed for own in told)
+    if ending == "parquet":
+        frame = pd.read_parquet(output)
+        frame.drop(columns="token_ids").to_parquet(output)
+        tokens = list(frame.sort_values(["prompt", "chain", "epoch"])["token_ids"].map(list))
+    else:
+        records = read(output)
+        tokens = [record.pop("token_ids") for record in sorted(records, key=lambda r: keys([r]))]
+        output.write_text("".join(to_json(record) + "\n" for record in records[:-1]))
+    ids = [
+        ids[:length].tolist() for row, length in zip(out.samples, out.attention_mask.sum(1), strict=True) for ids in row
+    ]
+    assert tokens == ids
+    run(*given, "--device", "cpu")
+    again = capsys.readouterr().out
+    assert ("already complete" in again) == (ending == "parquet")
+    assert all(report.counts in again for report in out.summary().prompts) and not all(own in again for own in told)
 
 
 JUDGED = ["--lengths", "2", "3", "--num_chains", "4", "--num_epochs", "8", "--burn_in", "2", "--seed", "4"]

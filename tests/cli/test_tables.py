@@ -218,7 +218,7 @@ def test_prompts_of_other_columns_and_a_run_that_goes_on(model_folder, tmp_path,
         assert {name: record[name] for name in given} == given and record["hf_ebm_chain"] == 0
         assert set(record) - {"text", "energy"} == {
             "prompt", "chain", "hf_ebm_prompt", "hf_ebm_chain", "epoch", "hf_ebm_text", "hf_ebm_energy",
-            "acceptance_rate", "novel_rate",
+            "acceptance_rate", "novel_rate", "token_ids",
         }  # fmt: skip
     output.write_bytes(content[: len(content) // 2])
     run(*arguments)
