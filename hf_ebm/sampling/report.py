@@ -259,7 +259,7 @@ _ADVICE: tuple[tuple[Callable[[_Facts], bool], str], ...] = (
     (
         lambda f: f.worst > f.target and f.round_trips == 0,
         _NOT_MET + ", and no replica went to the hottest temperature and back: set replica_temperatures={replicas}, "
-        "two more, to be fitted, or run longer.",
+        "two more, to be fitted in a burn_in of 30 epochs or more, or run longer.",
     ),
     (
         lambda f: f.worst > f.target and f.is_judged,

@@ -325,7 +325,7 @@ def warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainCon
             logger.warning(
                 f"target_rhat={config.target_rhat:g} was missed by {worst - config.target_rhat:.3f}: R-hat is "
                 f"{worst:.3f} in prompt {prompt} after {epochs} epochs and {output.run.num_rows_asked} rows, of "
-                f"max_rows={config.max_rows}. `print(out.summary())` says more."
+                f"max_rows={config.max_rows}. With hf_ebm installed, `print(out.summary())` says more."
             )
     chains = (~output.satisfied).any(1)
     if bool(chains.any()):

@@ -59,8 +59,7 @@ METHODS = ("auto", "exact", "candidates", "chains")
 _NUMBERS = ("log_partition", "left_out", "left_out_error", "r_hat")
 # Fills that are weighed at most by "auto", and where a function is called on each of them.
 _MOST_FILLS, _MOST_CALLED = 2**25, 2**17
-# Draws that choose candidate sets, and as many that say what these leave out.
-_DRAWS = 256
+_DRAWS = 256  # that choose candidate sets, and as many that say what these leave out
 # Where candidate sets leave out more than that share, "auto" runs chains.
 _TOO_MUCH = 0.1
 _CHAINS, _LEAST_EPOCHS, _CONDITIONED = 8, 40, 8
