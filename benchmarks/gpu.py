@@ -231,6 +231,7 @@ PARTS: dict[str, tuple[Callable[[str, bool], Iterator[dict]], float]] = {
 
 def run_part(name: str, device: str, quick: bool, out: Path) -> None:
     """In a process of its own: the lines of one part."""
+    torch.set_num_threads(torch.get_num_threads())  # a fork's pool of threads, before several load weights at once
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:

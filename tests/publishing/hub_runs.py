@@ -70,6 +70,7 @@ def _inside(folder: Path, run: Callable, arguments: tuple) -> None:
     for number, name in enumerate(("stdout", "stderr"), 1):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
     os.chdir(folder)
+    torch.set_num_threads(1)  # makes the pool of threads again before several load weights at once
     run(*arguments)
 
 
