@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # models are imported by the tests that have any
     from hf_ebm import EnergyModel
 
 torch.set_num_threads(1)
-# A fork has lost PyTorch's pool of threads, and several threads that ask for it at once (as Transformers loads weights) may
-# find none: "Invalid thread pool!". The fork's only thread makes it again.
+# A fork has lost PyTorch's pool of threads, and several threads that ask for it at once, as Transformers loads weights,
+# may find none: "Invalid thread pool!". The fork's only thread makes it again.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 logging.disable_progress_bar()
 if not torch.cuda.is_available():  # each seed would be kept for a card to come, with the stack that asked for it
