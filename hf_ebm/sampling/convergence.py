@@ -160,22 +160,48 @@ def worst_r_hat(found: Sequence[Diagnostics]) -> float:
     return max((own.r_hat for own in found if not math.isnan(own.r_hat)), default=math.nan)
 
 
-def r_hats_of(samples: Tensor, energies: Tensor, prompts: Tensor) -> dict[int, float]:
-    """For each prompt the larger R-hat of its energies and tokens; infinite where none can be told.
+def has_nothing_to_mix(samples: Tensor, energies: Tensor, acceptance_rate: Tensor) -> bool:
+    """Whether all chains have one text that is allowed, and no proposal of another was rejected.
+
+    R-hat is undefined then, not missed. Where proposals were rejected chains may be stuck at where they all began.
 
     Args:
-        samples, energies: (C, N, T) and (C, N).
+        samples, energies, acceptance_rate: (C, N, T), (C, N) and (C, N).
+
+    Example:
+        >>> import torch
+        >>> samples, energies = torch.full((2, 4, 5), 7), torch.ones(2, 4)
+        >>> [has_nothing_to_mix(samples, energies, torch.full((2, 4), rate)) for rate in (1.0, 0.9)]
+        [True, False]
+    """
+    chains, draws = energies.shape
+    enough = chains >= LEAST_CHAINS and draws >= LEAST_SAMPLES
+    return enough and bool((samples == samples[0, 0]).all() & energies.isfinite().all() & (acceptance_rate == 1).all())
+
+
+def r_hats_of(samples: Tensor, energies: Tensor, acceptance_rate: Tensor, prompts: Tensor) -> dict[int, float]:
+    """For each prompt the larger R-hat of its energies and tokens; infinite where none can be told.
+
+    It is NaN where there is nothing to mix.
+
+    Args:
+        samples, energies, acceptance_rate: (C, N, T), (C, N) and (C, N).
         prompts: (C,) the prompt of each chain.
 
     Example:
         >>> import torch
-        >>> r_hats_of(torch.zeros(2, 3, 5), torch.zeros(2, 3), torch.tensor([7, 7]))  # three samples are too few
+        >>> rates, prompts = torch.ones(2, 4), torch.tensor([7, 7])
+        >>> r_hats_of(torch.zeros(2, 4, 5), torch.zeros(2, 4), rates, prompts)
+        {7: nan}
+        >>> r_hats_of(torch.zeros(2, 3, 5), torch.zeros(2, 3), rates[:, :3], prompts)  # three samples are too few
         {7: inf}
     """
     found = {}
     for prompt in prompts.unique().tolist():
-        own = worst_r_hat(energy_and_tokens(samples[prompts == prompt], energies[prompts == prompt]))
-        found[prompt] = math.inf if math.isnan(own) else own
+        own = prompts == prompt
+        worst = worst_r_hat(energy_and_tokens(samples[own], energies[own]))
+        is_told = not math.isnan(worst) or has_nothing_to_mix(samples[own], energies[own], acceptance_rate[own])
+        found[prompt] = worst if is_told else math.inf
     return found
 
 

@@ -16,6 +16,7 @@ from hf_ebm.sampling.convergence import (
     Diagnostics,
     Modes,
     energy_and_tokens,
+    has_nothing_to_mix,
     modes_of,
     worst_r_hat,
 )
@@ -43,7 +44,8 @@ class PromptReport:
         modes: see `modes_of`.
         round_trips: how often replicas went from the coldest temperature to the hottest and back; `None` without any.
         r_hat: the larger R-hat of the two; NaN if there is none.
-        missed_by: by how much it is above `target_rhat`, 0 where that was met; `None` where there was none.
+        missed_by: by how much it is above `target_rhat`, 0 where that was met or there is nothing to mix; `None` where
+            there was none.
         advice: a sentence: which setting to change.
     """
 
@@ -145,7 +147,7 @@ def report_of(
     energy, tokens = energy_and_tokens(samples, energies)
     worst, target = worst_r_hat([energy, tokens]), settings.get("target_rhat")
     modes = modes_of(samples, energies)
-    facts = _facts(samples, energies, settings, one_length, [energy, tokens], round_trips)
+    facts = _facts(samples, energies, acceptance_rate, settings, one_length, [energy, tokens], round_trips)
     advice = next(text for holds, text in _ADVICE if holds(facts))
     chains, draws = energies.shape
     return PromptReport(
@@ -160,7 +162,13 @@ def report_of(
         modes,
         round_trips,
         worst,
-        None if target is None else math.inf if math.isnan(worst) else max(0.0, worst - target),
+        None
+        if target is None
+        else 0.0
+        if facts.is_one
+        else math.inf
+        if math.isnan(worst)
+        else max(0.0, worst - target),
         advice.format_map(facts._asdict()),
     )
 
@@ -175,6 +183,7 @@ class _Facts(NamedTuple):
     forbidden: int  # chains with samples of infinite energy
     still: int  # chains whose samples are all one
     moves: bool  # whether there are two different samples
+    is_one: bool  # whether there is nothing to mix
     worst: float
     later: float  # the larger R-hat of the later half of the samples
     target: float
@@ -189,8 +198,8 @@ class _Facts(NamedTuple):
 
 
 def _facts(
-    samples: Tensor, energies: Tensor, settings: Mapping[str, Any], one_length: bool, found: list[Diagnostics],
-    round_trips: int | None,
+    samples: Tensor, energies: Tensor, acceptance_rate: Tensor, settings: Mapping[str, Any], one_length: bool,
+    found: list[Diagnostics], round_trips: int | None,
 ) -> _Facts:  # fmt: skip
     chains, draws = energies.shape
     moved = (samples != samples[:, :1]).flatten(1).any(1) if draws else torch.zeros(chains, dtype=torch.bool)
@@ -209,6 +218,7 @@ def _facts(
         forbidden=int((energies == torch.inf).any(1).sum()),
         still=int((~moved).sum()),
         moves=draws > 0 and bool((samples != samples[0, 0]).any()),
+        is_one=has_nothing_to_mix(samples, energies, acceptance_rate),
         worst=worst,
         later=worst_r_hat(energy_and_tokens(samples[:, half:], energies[:, half:])),
         target=target,
@@ -241,6 +251,11 @@ _ADVICE: tuple[tuple[Callable[[_Facts], bool], str], ...] = (
         lambda f: f.forbidden > 0,
         "{forbidden} of {chains} chains have samples that extra_energies forbid: raise burn_in and num_epochs, or "
         "start where they are met.",
+    ),
+    (
+        lambda f: f.is_one,
+        "Every sample is the same text, and no proposal of another was rejected: there is nothing to mix, and R-hat is "
+        "undefined.",
     ),
     (
         lambda f: not f.moves,

@@ -319,9 +319,11 @@ def warn_of_poor_samples(output: ChainGenerationOutput, config: ResolvedChainCon
     if not output.samples.shape[1]:
         logger.warning(f"No sample was kept: the run ended after epoch {epochs}, burn_in is {config.burn_in}.")
     if config.target_rhat is not None:
-        found = r_hats_of(output.samples, output.energies, output.prompt_indices)
-        prompt, worst = max(found.items(), key=lambda own: own[1])
-        if worst > config.target_rhat:
+        accepted = output.trace.acceptance_rate[:, torch.tensor(output.kept_epochs, dtype=torch.long)]
+        found = r_hats_of(output.samples, output.energies, accepted, output.prompt_indices)
+        missed = [(own, prompt) for prompt, own in found.items() if own > config.target_rhat]
+        if missed:
+            worst, prompt = max(missed)
             logger.warning(
                 f"target_rhat={config.target_rhat:g} was missed by {worst - config.target_rhat:.3f}: R-hat is "
                 f"{worst:.3f} in prompt {prompt} after {epochs} epochs and {output.run.num_rows_asked} rows, of "

@@ -215,7 +215,7 @@ def is_over(run: ChainRun, config: ResolvedChainConfig, prompts: Tensor) -> bool
     """Whether a run has all its epochs.
 
     With `target_rhat` it has after a round, `num_epochs` epochs, at whose end R-hat is met in all prompts, (C,) of the
-    chains, or `max_rows` are reached.
+    chains, that have something to mix, or `max_rows` are reached.
     """
     if config.target_rhat is None or config.max_rows is None:
         return run.epoch >= config.num_epochs
@@ -223,8 +223,9 @@ def is_over(run: ChainRun, config: ResolvedChainConfig, prompts: Tensor) -> bool
         return False
     if run.num_rows_asked >= config.max_rows:
         return True
-    found = r_hats_of(run.samples[:, : run.kept], run.sample_energies[:, : run.kept], prompts)
-    return max(found.values()) <= config.target_rhat
+    accepted = run.trace.acceptance_rate[:, config.burn_in : run.epoch : config.thinning]
+    found = r_hats_of(run.samples[:, : run.kept], run.sample_energies[:, : run.kept], accepted, prompts)
+    return not any(own > config.target_rhat for own in found.values())
 
 
 def kernel_at(epoch: int, config: ResolvedChainConfig) -> Kernel:

@@ -98,7 +98,7 @@ def test_tokens_are_compared_with_the_sample_of_the_least_energy():
     )
     assert worst_r_hat([energy, tokens]) == tokens.r_hat
     both = torch.cat([texts, texts]), torch.cat([energies, energies])
-    found = r_hats_of(*both, torch.tensor([4, 4, 7, 7]))
+    found = r_hats_of(*both, torch.ones(4, 20), torch.tensor([4, 4, 7, 7]))
     assert found == {4: tokens.r_hat, 7: tokens.r_hat}
 
 
@@ -175,8 +175,8 @@ JUDGED = dict(lengths=2, num_chains=4, num_epochs=8, burn_in=2, seed=4, target_r
 def judged_by_hand(out, epochs: int) -> float:
     """The worst R-hat after some of the epochs."""
     kept = [number for number, epoch in enumerate(out.kept_epochs) if epoch < epochs]
-    found = r_hats_of(out.samples[:, kept], out.energies[:, kept], out.prompt_indices)
-    return max(found.values())
+    accepted = out.trace.acceptance_rate[:, [out.kept_epochs[number] for number in kept]]
+    return max(r_hats_of(out.samples[:, kept], out.energies[:, kept], accepted, out.prompt_indices).values())
 
 
 @pytest.mark.parametrize("extra", [{}, {"lengths": [2, 3]}, {"block_size": 2, "thinning": 2, "target_rhat": 1.05}])
@@ -253,14 +253,34 @@ def test_criteria_constraints_and_other_targets_go_with_it():
     del settings["lengths"]
     target = EnergyTarget(lambda ids: ids.sum(1).double(), tokens=range(3), length=3)
     out = target.generate(**settings | {"target_rhat": 1.1, "max_rows": 5_000})
-    assert r_hats_of(out.samples, out.energies, out.prompt_indices)[0] <= 1.1 and out.run.epoch % 8 == 0
+    assert out.summary().prompts[0].r_hat <= 1.1 and out.run.epoch % 8 == 0
+
+
+def test_a_prompt_of_one_text_is_done():
+    """Only one sequence is allowed, so R-hat is undefined, and not missed; the other prompt goes by its own."""
+    settings = JUDGED | {"lengths": [1, 2], "allowed_tokens": {1: [5]}}
+    out = tiny_energy_model().generate(**settings)
+    one, other = out.summary().prompts
+    assert out.run.num_rows_asked < 10_000 and other.missed_by == 0 and other.r_hat <= 1.1
+    assert one.missed_by == 0 and math.isnan(one.r_hat) and "nothing to mix" in str(one)
+
+
+def test_chains_that_are_stuck_where_all_began_are_not_done():
+    """Nothing was accepted, so that all samples are one says nothing."""
+    start, settings = torch.tensor([[1, 5, 8, 2]]), JUDGED | {"max_rows": 300}
+    del settings["lengths"]
+    hole = lambda ids: 99.0 * (ids != start).any(1).double()  # noqa: E731
+    out = tiny_energy_model().generate(start, **settings, extra_energies=hole)
+    assert out.samples.eq(start[0]).all() and out.run.num_rows_asked >= 300
+    (report,) = out.summary().prompts
+    assert report.missed_by == math.inf and "other texts" in report.advice
 
 
 @pytest.mark.parametrize(
     "tokens, how", [(range(3), {"logits": torch.tensor([100.0, 0, 0])}), ([2], {}), (range(3), {"logits": None})]
 )
 def test_a_run_whose_proposals_change_nothing_ends(tokens, how):
-    """No energy is asked of them, and R-hat is never told."""
+    """No energy is asked of them, and R-hat is not told before four samples are kept."""
     begun = []
 
     def criterion(ids, _):
@@ -269,7 +289,7 @@ def test_a_run_whose_proposals_change_nothing_ends(tokens, how):
         return torch.zeros(len(ids), dtype=torch.bool)
 
     target = EnergyTarget(lambda ids: ids.sum(1).double() * 0, tokens, 2, **how)
-    settings = dict(num_chains=2, num_epochs=5, target_rhat=1.0001, max_rows=50, seed=0)
+    settings = dict(num_chains=2, num_epochs=5, thinning=20, target_rhat=1.0001, max_rows=50, seed=0)
     out = target.generate(**settings, stopping_criteria=[criterion])
     assert out.run.num_rows_asked >= 50 and out.run.epoch <= 15
 
