@@ -35,6 +35,7 @@ from benchmarks.reproduction import (
     long_outputs,
     parameter_search,
     residual,
+    rewards,
     starts,
     storage,
 )
@@ -44,6 +45,7 @@ from benchmarks.reproduction.conditional import QUICK_CONDITIONAL, ConditionalCa
 from benchmarks.reproduction.experiment_cache import QUICK, ExperimentCache, Scale
 from benchmarks.reproduction.report import RESULTS, Report
 from benchmarks.reproduction.residual_runs import QUICK_RESIDUAL, ResidualCache, ResidualScale
+from benchmarks.reproduction.rewards import QUICK_REWARDS, REWARD_SCALE, RewardCache
 
 AnyCache = ExperimentCache | CompletionCache | ResidualCache | EnergyCache | ConditionalCache
 SCALES = {
@@ -52,6 +54,7 @@ SCALES = {
     ConditionalCache: (ConditionalScale(), QUICK_CONDITIONAL),
     CompletionCache: (CompletionScale(), QUICK_COMPLETION),
     EnergyCache: (EnergyScale(), QUICK_ENERGY),
+    RewardCache: (REWARD_SCALE, QUICK_REWARDS),
 }
 
 
@@ -134,6 +137,15 @@ TABLES |= {
     )
 }
 TABLES |= {
+    f"rewards-{task}": Table(
+        f"sequence-level training by rewards, {task}",
+        rewards.columns(task),
+        functools.partial(rewards.table, task),
+        RewardCache,
+    )
+    for task in rewards.TASKS_OF_REWARDS
+}
+TABLES |= {
     "exposure": Table("why 3.1: errors after an error", diagnostics.EXPOSURE_COLUMNS, diagnostics.table_exposure),
     "label-bias": Table("why 5.3 to 5.6: gains by vowel", diagnostics.VOWELS, diagnostics.table_label_bias),
     "room": Table("why mgs-4: the best of a model's samples", diagnostics.ROOM_COLUMNS, diagnostics.table_room),
@@ -173,6 +185,9 @@ FIGURES = {
 # `all` leaves to the end what takes longest, and what neither starts nor settings changed.
 LAST = {
     "long-translation",
+    "rewards-g2p-t5",
+    "rewards-translation",
+    "rewards-translation-t5",
     "mgs-1",
     "mgs-6",
     "mgs-7",

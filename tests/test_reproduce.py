@@ -98,7 +98,9 @@ def experiments(tmp_path_factory):
     return ExperimentCache(replace(TINY, seeds=(1,)), tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.parametrize("name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4", "mgs-4", "room"])
+@pytest.mark.parametrize(
+    "name", ["thesis-3.2", "thesis-4.1", "thesis-5.1", "thesis-5.4", "mgs-4", "room", "rewards-g2p-t5"]
+)
 def test_a_table_runs(name, experiments):
     report = Report(name, TABLES[name].title, TABLES[name].columns)
     TABLES[name].fill(experiments, report)

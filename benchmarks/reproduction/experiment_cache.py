@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time, until_converged
-from benchmarks.reproduction.tasks import Task
+from benchmarks.reproduction.tasks import REWARDS, Task
+from hf_ebm import mbr
 from hf_ebm.cli.train import OBJECTIVES
 from hf_ebm.objectives.costs import HammingCost
 from hf_ebm.objectives.losses import IGNORED
@@ -52,7 +53,7 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A training run but for its seed. `options` go to the trainer's configuration.
+    """A training run but for its seed. `options` go to the trainer's configuration; `reward` is a name of `REWARDS`.
 
     With a `patience` it is a training until that many epochs brought no lower loss on validation data, or at most
     `epochs`, of which the best one's weights are kept.
@@ -60,7 +61,7 @@ class RunConfig:
 
     task: str
     objective: str
-    epochs: int
+    epochs: float
     learning_rate: float
     bidirectional: bool = True
     dropout: float = 0.0
@@ -69,7 +70,7 @@ class RunConfig:
     default_label_weight: float = 1.0
     start: RunConfig | None = None
 
-    def then(self, objective: str, epochs: int, learning_rate: float, **options) -> RunConfig:
+    def then(self, objective: str, epochs: float, learning_rate: float, **options) -> RunConfig:
         """The same model trained on from here under another objective."""
         return replace(
             self, objective=objective, epochs=epochs, learning_rate=learning_rate, patience=None,
@@ -109,17 +110,17 @@ class ExperimentCache:
     trials: list[dict] = field(default_factory=list)  # what settings were chosen by
     _data: dict = field(default_factory=dict)
 
-    def chosen(self, runs: list[RunConfig], decoding: Decoding, metric: str) -> RunConfig:
-        """The run whose trial has the highest metric of validation data; the first of equals.
+    def chosen(self, runs: list[RunConfig], decoding: Decoding, metric: str, sign: int = 1) -> RunConfig:
+        """The run whose trial has the highest metric of validation data, or with a `sign` of -1 the lowest.
 
-        A trial is of one seed that no table shows and, of what trains on from a start, of `Scale.trial_epochs`. Each
-        method has as many, `Scale.trials`; further runs aren't tried. What the start of a run was trained with was
-        chosen before, in the same way.
+        The first of equals. A trial is of one seed that no table shows and, of what trains on from a start, of
+        `Scale.trial_epochs` at most. Each method has as many, `Scale.trials`; further runs aren't tried. What the start
+        of a run was trained with was chosen before, in the same way.
         """
         runs = runs[: self.scale.trials]
-        tried = [replace(run, epochs=self.scale.trial_epochs) if run.start else run for run in runs]
+        tried = [replace(run, epochs=min(run.epochs, self.scale.trial_epochs)) if run.start else run for run in runs]
         found = [self.scores(run, TRIAL_SEED, "validation", decoding)[metric] for run in tried]
-        best = max(range(len(runs)), key=found.__getitem__)
+        best = max(range(len(runs)), key=lambda at: sign * found[at])
         described = [{**asdict(run), "start": None} for run in runs]
         trials = {"metric": metric, "runs": described, "validation": found, "chosen": best}
         if trials not in self.trials:
@@ -137,6 +138,8 @@ class ExperimentCache:
         name = f"{run.task} {run.objective} {dict(run.options)} seed {seed}"
         logs = kept_run(target, name, lambda work: self._train(run, seed, work))
         self.used[target.name] = training_time(logs)
+        if run.start:
+            self.training_logs(run.start, seed)  # counts as used, too
         return logs
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
@@ -181,7 +184,10 @@ class ExperimentCache:
         if run.patience is not None:
             settings |= until_converged()
             extra["callbacks"] = [EarlyStoppingCallback(run.patience)]
-        config = config_class(**settings | dict(run.options))
+        options = dict(run.options)
+        if "reward" in options:
+            extra["reward_funcs"] = REWARDS[str(options.pop("reward"))]
+        config = config_class(**settings | options)
         if run.default_label_weight != 1:
             extra["cost"] = HammingCost(task.label_weights(run.default_label_weight))
         trainer = trainer_class(
@@ -205,9 +211,18 @@ class ExperimentCache:
         set_seed(seed)
         return self._generated(run, seed, split, dict(do_sample=True, top_k=0, num_return_sequences=count))
 
-    def _generated(self, run: RunConfig, seed: int, split: str, settings: dict) -> list[list[str]]:
+    def least_risk_outputs(self, run: RunConfig, seed: int, split: str, cost: Any, count: int) -> list[str]:
+        """Of so many samples for each row that of the least expected cost."""
+        set_seed(seed)
+        tokenizer = self.task(run.task).tokenizer
+        settings = dict(custom_generate=mbr, cost=cost, processing_class=tokenizer, do_sample=True, top_k=0)
+        return self._generated(run, seed, split, settings | {"num_return_sequences": count}, each=1)[0]
+
+    def _generated(
+        self, run: RunConfig, seed: int, split: str, settings: dict, each: int | None = None
+    ) -> list[list[str]]:
         model, task = self.model(run, seed), self.task(run.task)
-        encoded, count = task.encoded[split], settings.get("num_return_sequences", 1)
+        encoded, count = task.encoded[split], each or settings.get("num_return_sequences", 1)
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]["input_ids"]))
         outputs: list[list[str]] = [[""] * len(encoded) for _ in range(count)]
         for at in range(0, len(order), 256):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from hf_ebm.data.bibles import load_verse_pairs
 from hf_ebm.data.cmudict_tasks import join_words, load_g2p, load_stress
@@ -39,6 +39,7 @@ class TaskKind:
     max_train: int = 20_000  # rows: phrases have about as many symbols together as words
     tagging: bool = False  # one label for each symbol of the source
     pieces: bool = False  # symbols are pieces of words, of one vocabulary for both sides
+    transformer: bool = False  # a small T5 in place of an LSTM
 
 
 class Task:
@@ -71,6 +72,14 @@ class Task:
     def fresh_model(self, bidirectional: bool, dropout: float) -> PreTrainedModel:
         """Fixed attention and a zero start for tagging, additive attention for transcription and translation."""
         tagging, hidden = self.kind.tagging, self.kind.hidden
+        if self.kind.transformer:
+            return T5ForConditionalGeneration(
+                T5Config(
+                    vocab_size=len(self.tokenizer), d_model=hidden, d_kv=hidden // 4, d_ff=4 * hidden, num_layers=3,
+                    num_heads=4, dropout_rate=dropout, pad_token_id=self.tokenizer.pad_token_id,
+                    eos_token_id=self.tokenizer.eos_token_id, decoder_start_token_id=self.tokenizer.pad_token_id,
+                )
+            )  # fmt: skip
         return LSTMSeq2SeqForConditionalGeneration(
             LSTMSeq2SeqConfig(
                 vocab_size=len(self.tokenizer),
@@ -153,6 +162,16 @@ def detokenized(pieces: str) -> str:
     return pieces.replace(" ", "").replace(WORD_START, " ").strip()
 
 
+def chrf(completions: list[str], references: list[str]) -> list[float]:
+    """chrF of each text, from 0 to 1; texts are given as pieces."""
+    from sacrebleu.metrics import CHRF
+
+    score = CHRF().sentence_score
+    pairs = zip(completions, references, strict=True)
+    return [score(detokenized(text), [detokenized(reference)]).score / 100 for text, reference in pairs]
+
+
+REWARDS: dict[str, str | Callable] = {"phoneme_error": "neg_phoneme_error", "chrf": chrf}
 TASKS = {
     "stress": TaskKind(load_stress, tagging_metrics, "accuracy", 96, 20, tagging=True),
     "g2p": TaskKind(load_g2p, transcription_metrics, "bleu", 128, 20),
@@ -170,3 +189,5 @@ TASKS = {
         lambda: in_pieces(load_verse_pairs(20), PIECES), translation_metrics, "bleu", 128, 60, pieces=True
     ),
 }
+for _name in ("g2p", "translation"):
+    TASKS[f"{_name}-t5"] = replace(TASKS[_name], transformer=True)
