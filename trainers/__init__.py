@@ -8,7 +8,7 @@
   sequence-to-sequence and causal models; `task_loss` is their base, `candidates` what decodes, costs and scores, on the
   batches of `sequence_pairs`; `costs`: columns of the data that costs read, and the cost under another model;
   `reward_functions`: what `reward_funcs` may be; `rewards`: all of them together, and what is logged of them;
-  `prompts`: batches of texts;
+  `prompts`: batches of texts; `completion_log`: tables of what was decoded;
   `rollouts`: samples that several updates use;
 - `residual_nce`: the trainer of residual energy models; `energy`: that of masked language models as energies, and
   `energy_rows`, which of its rows can be trained on.

@@ -17,9 +17,10 @@ from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.objectives.rewards import Decoded
 from hf_ebm.random_state import seeded
 from hf_ebm.renamed import renamed_attributes
+from hf_ebm.trainers.completion_log import CompletionLog
 from hf_ebm.trainers.costs import COLUMNS, columns_at
 from hf_ebm.trainers.objective import ObjectiveTrainer
-from hf_ebm.trainers.rewards import RewardTerms, Scores
+from hf_ebm.trainers.rewards import RewardTerms, Scores, Sums
 from hf_ebm.trainers.sequence_pairs import RuledOutTokens, SequencePairs, decodes_as_scored
 from hf_ebm.trainers.targets import DEFAULT_LENGTH, check_logits_fit, decoding_length, length_terms, new_token_limit
 
@@ -65,6 +66,9 @@ class CandidateDecoder:
     ):
         self.trainer, self.args, self.config, self.rewards = trainer, args, config, rewards
         self.text_columns, self.scores_its_samples = text_columns, scores_its_samples
+        self.completions = (
+            CompletionLog(trainer, rewards, args.num_completions_to_print) if args.log_completions else None
+        )
         self.end_ids = special_ids("eos_token_id", config, trainer.model)
         if not self.end_ids:
             raise ValueError("generation_config must have an eos_token_id, got none: decoding could not end")
@@ -201,6 +205,12 @@ class CandidateDecoder:
             raise ValueError(f"processing_class must decode ids, got {type(processing).__name__}")
         return decode(ids, skip_special_tokens=True)
 
+    def reward_terms(self, scores: Scores, rows: Sequence[int] | None = None) -> Sums:
+        """What is logged of rewards, as `RewardTerms.sums` gives it; the table of completions gets these."""
+        if self.completions is not None:
+            self.completions.add(scores)
+        return self.rewards.sums(scores, self.trainer.args.device, rows)
+
     def candidate_costs(self, pairs: SequencePairs, candidates: list[list[torch.Tensor]]) -> torch.Tensor:
         """Costs of candidates, (B, S), 0 where a row has fewer; what is to be logged of their rewards is."""
         rows = [row for row, found in enumerate(candidates) for _ in found]
@@ -208,7 +218,7 @@ class CandidateDecoder:
             self.scores(pairs, rows, [ids for found in candidates for ids in found]),
             pairs.targets[0].device,
         )
-        self.trainer.add_terms(True, self.rewards.sums(scores, device, rows))
+        self.trainer.add_terms(True, self.reward_terms(scores, rows))
         return by_row(scores.costs.to(device), candidates)
 
     def check_sampling(self) -> None:

@@ -222,7 +222,7 @@ class MGSTrainer(TaskLossTrainer):
                 scores = decoder.scores(pairs, rows, decoded)
                 found[task, 0] = scores.costs.double().mean()
                 if not task:
-                    logged = decoder.rewards.sums(scores, self.args.device)
+                    logged = decoder.reward_terms(scores)
                 lengths = decoder.length_terms(decoded, config).values()
                 found[task, 2:] = torch.stack([total / count for total, count in lengths])
         finally:

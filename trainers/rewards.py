@@ -37,11 +37,13 @@ class Scores(NamedTuple):
         total: weighted sum, (N,) float32.
         values: of each function, (N, F) float64, nan where it gave none.
         skipped: (N, F) bool.
+        decoded: the completions.
     """
 
     total: torch.Tensor
     values: torch.Tensor
     skipped: torch.Tensor
+    decoded: Decoded
 
     @property
     def costs(self) -> torch.Tensor:
@@ -105,7 +107,7 @@ class RewardTerms:
             values.append(fill_skipped(known, missing, groups) if bool(missing.any()) else known)
             skipped.append(missing)
         found = torch.stack(values, 1)
-        return Scores(total_rewards(found, self.weights).float(), found, torch.stack(skipped, 1))
+        return Scores(total_rewards(found, self.weights).float(), found, torch.stack(skipped, 1), decoded)
 
     def _refuse(self, name: str, wrong: Exception) -> None:
         if self.errors == "raise":

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
-from transformers.trainer_utils import align_special_tokens
+from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
 
-from hf_ebm.checks import as_callables, as_list, as_number, as_string, check_choice, shown
+from hf_ebm.checks import as_callables, as_list, as_number, as_string, as_truth, as_whole, check_choice, shown
 from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
 from hf_ebm.model_modes import encodes_ids
 from hf_ebm.objectives.completions import pad_right
@@ -61,6 +61,11 @@ class TaskLossConfig(GenerationTrainingConfig):
         max_length_ratio: decoding stops after this times the length of the batch's longest target (Welleck and Cho
             2020, appendix A.4), and before where the `generation_config` allows fewer tokens (`max_new_tokens`, or
             else `max_length`, which counts the prompt of a causal model and the start token of a decoder).
+        log_completions: at every log of training print a table of the last update's candidates (of MGS what is decoded
+            before it) with sources, references and rewards, write it into the folder `completions` of the output, and
+            send it to the trackers of `report_to` that have tables; at every evaluation one of what is decoded. What
+            lies in the output folder is uploaded with the model. See `hf_ebm.trainers.completion_log`.
+        num_completions_to_print: rows that are printed of a table; 0 prints none.
 
     Raises:
         ValueError: for an unknown cost, one beside rewards, another value of `reward_errors`, or a ratio that isn't
@@ -79,6 +84,8 @@ class TaskLossConfig(GenerationTrainingConfig):
     max_length_ratio: float = field(
         default=1.3, metadata={"help": "Longest decoded sequence, by the longest target of the batch."}
     )
+    log_completions: bool = field(default=False, metadata={"help": "Print and keep what is decoded, at every log."})
+    num_completions_to_print: int = field(default=8, metadata={"help": "Rows of --log_completions that are printed."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +100,9 @@ class TaskLossConfig(GenerationTrainingConfig):
             if self.cost != TaskLossConfig.cost:
                 raise ValueError(f"cost and reward_funcs must not both be given, got {self.cost!r} beside rewards")
         self.max_length_ratio = as_number("max_length_ratio", self.max_length_ratio, above=0)
+        self.log_completions = as_truth("log_completions", self.log_completions)
+        name = "num_completions_to_print"
+        self.num_completions_to_print = as_whole(name, self.num_completions_to_print, 0)
 
 
 class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
@@ -283,10 +293,22 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         scores = candidates.scores(pairs, rows, self._decoded)
         logged = {
             "cost": (scores.costs.sum().to(count.device), count),
-            **candidates.rewards.sums(scores, count.device),
+            **candidates.reward_terms(scores),
         }
         logged |= candidates.length_terms(self._decoded, config)
         return LossTerms(loss, torch.tensor(sum(map(len, targets)), device=device), logged)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """The base's; the table of its completions has its name."""
+        if self.candidates.completions is not None:
+            self.candidates.completions.begin_evaluation(kwargs.get("metric_key_prefix", "eval"))
+        return super().evaluation_loop(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The base's, and the table of completions."""
+        super().log(logs, *args, **kwargs)
+        if self.candidates.completions is not None:
+            self.candidates.completions.write(training="loss" in logs)
 
     def training_terms(self, model: nn.Module, pairs: SequencePairs) -> LossTerms:
         """The objective of a batch in training."""

@@ -54,10 +54,10 @@ def trainer_of(kind: str, folder: Path, processes: int):
             folder, model, rows, max_steps=6, per_device_train_batch_size=4, num_candidates=5, **KINDS[kind]
         )
     if kind.endswith("of a stream"):
-        texts = [{**row, "topic": row["prompt"][:1]} for row in test_prompts.TEXTS * 4]
+        texts = Dataset.from_list([{**row, "topic": row["prompt"][:1]} for row in test_prompts.TEXTS * 4])
         trainer = test_prompts.trainer_of(
-            "minimum risk", "gpt2", folder, Dataset.from_list(texts).to_iterable_dataset(), max_steps=2,
-            per_device_train_batch_size=8 // processes, **KINDS[kind],
+            "minimum risk", "gpt2", folder / str(processes), texts.to_iterable_dataset(), max_steps=2,
+            per_device_train_batch_size=8 // processes, log_completions=True, **KINDS[kind],
         )  # fmt: skip
         trainer.candidates.sample = fixed
         return trainer

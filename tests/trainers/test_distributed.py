@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -84,6 +85,19 @@ def test_updates_for_a_cost_are_those_of_one_process(kind, folder):
     for one_log, two_log in zip(one_logs, two_logs, strict=True):
         for name, value in one_log.items():
             assert two_log[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_completions_of_all_processes_are_one_table(folder):
+    """Which the first of them prints."""
+    for step in (1, 2):
+        one, two = (
+            pd.read_parquet(folder / "task_losses" / "work" / processes / "completions" / f"train-{step:05d}.parquet")
+            for processes in "12"
+        )
+        assert len(one) >= 16
+        assert sorted(map(tuple, one.values.tolist())) == sorted(map(tuple, two.values.tolist()))
+    printed = [(folder / f"stdout-{process}").read_text(encoding="utf-8") for process in (0, 1)]
+    assert [text.count("train, step 2") for text in printed] == [1, 0]
 
 
 def test_predictions_are_those_of_one_process(folder):
