@@ -24,7 +24,7 @@ from hf_ebm.cli.commands import ModelArguments, check_shared, command, load_mode
 from hf_ebm.cli.run_records import ChainRecords
 from hf_ebm.cli.tables import LineRecords, Output, Records, check_writable, read_records
 from hf_ebm.models.energy import EnergyModel
-from hf_ebm.models.energy.chains import longest_of
+from hf_ebm.models.energy.chains import check_judged, longest_of
 from hf_ebm.models.energy.encoding import encode_plain
 from hf_ebm.models.energy.saved_runs import holds_run
 from hf_ebm.models.fingerprints import model_fingerprints
@@ -32,7 +32,7 @@ from hf_ebm.runtime import joined
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.report import PromptReport, report_of
 from hf_ebm.sampling.run import ChainGenerationOutput
-from hf_ebm.sampling.sampler import check_run_fits
+from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.texts import report_unknown
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ _MASKS = re.compile(r"<mask>|\[mask\]|\{mask\}|<extra_id_\d+>|<\|mask\|>|_{3,}",
 # Where what a setting's help says isn't so on the command line.
 _OWN_HELP = {
     "lengths": "Numbers of free tokens where there is no prompt; each makes one.",
+    "max_rows": "With --target_rhat: masked rows of a prompt after which its run ends with the num_epochs it is in, "
+    "those counted whose logits were kept from before.",
     "seed": "Seed of the chains' own random streams: the same command gives the same chains.",
     "allowed_tokens": 'Tokens that some positions may hold, by position from 0, as JSON: {"3": ["king", "lord"]}.',
     "avoid": "Texts that no chain is ever at: a file as --input.",
@@ -122,7 +124,8 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     check_run_fits(config, count * config.num_chains, longest_of(config) if prompts is None else max(map(len, encoded)))
-    keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
+    keys = [ChainKey(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
+    check_judged(config, keys, torch.zeros(len(keys)))  # those of a prompt are as long as each other
     records = ChainRecords(output, config)
     if state.is_main_process and arguments.output != "-":
         records.open(

@@ -292,6 +292,18 @@ def test_the_summary_is_that_of_what_generate_returns(model_folder, tmp_path, ca
     assert all(report.counts in again for report in out.summary().prompts) and not all(own in again for own in told)
 
 
+def test_chains_that_cannot_be_judged_are_refused_before_any_file(model_folder, tmp_path, capsys):
+    """In words of the command, which has no argument `chain_keys`."""
+    output = tmp_path / "out.jsonl"
+    for given in (["--max_rows", "9"], ["--num_chains", "2"]):
+        arguments = ["--lengths", "2", "--output", output, "--target_rhat", "1.1", *given]
+        with pytest.raises(SystemExit):
+            run("sample", "--model", model_folder, *arguments)
+        told = capsys.readouterr().err
+        assert ("num_chains" in told or "max_rows" in told) and "chain_keys" not in told
+        assert not list(tmp_path.glob("out*"))
+
+
 JUDGED = ["--lengths", "2", "3", "--num_chains", "4", "--num_epochs", "8", "--burn_in", "2", "--seed", "4"]
 JUDGED += ["--target_rhat", "1.1", "--max_rows", "4000"]
 

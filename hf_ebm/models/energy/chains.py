@@ -345,11 +345,13 @@ def check_judged(config: ResolvedChainConfig, keys: Sequence[ChainKey], lengths:
     for key, length in zip(keys, lengths.tolist(), strict=False):
         by_prompt.setdefault(key.prompt, []).append(length)
     for prompt, own in by_prompt.items():
-        if len(own) < LEAST_CHAINS or len(set(own)) > 1:
+        if len(own) < LEAST_CHAINS:
+            way = "give chain_keys of all of them" if len(own) < config.num_chains else "set num_chains to 2 or more"
             raise ValueError(
-                f"target_rhat compares chains of one length, at least 2 of each prompt; prompt {prompt} has "
-                f"{len(own)}, of {len(set(own))} lengths: set num_chains, or give chain_keys of all chains"
+                f"target_rhat compares the chains of a prompt, at least 2; prompt {prompt} has {len(own)}: {way}"
             )
+        if len(set(own)) > 1:
+            raise ValueError(f"target_rhat compares chains of one length; those of prompt {prompt} have {set(own)}")
 
 
 def _position_tokens(target: Target, config: ResolvedChainConfig, keys: Sequence[ChainKey]) -> PositionTokens:
