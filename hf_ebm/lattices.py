@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_ebm.checks import as_number, as_truth, as_whole, is_dense, shown
+from hf_ebm.checks import as_ids, as_number, as_truth, as_whole, is_dense, shown
 from hf_ebm.runtime import check_fits
 
 
@@ -42,7 +42,17 @@ class Lattice:
         return len(self.pair)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """Energies (n,) of ids (n, T), float64, where the ids are."""
+        """Energies (n,) of ids (n, T), float64, where the ids are.
+
+        Raises:
+            ValueError: for ids of another length, and for those that are no states.
+        """
+        ids = as_ids("ids", ids)
+        if ids.shape[1] != self.length:
+            raise ValueError(f"ids must have a state for each of {self.length} sites, got {shown(ids)}")
+        outside = (ids < 0) | (ids >= self.states)
+        if bool(outside.any()):
+            raise ValueError(f"ids must be states from 0 to {self.states - 1}, got {int(ids[outside][0])}")
         pair, field = self.pair.to(ids.device), self.field.to(ids.device)
         grid = ids.unflatten(1, field.shape[:2])
         total = field.gather(-1, grid.movedim(0, -1)).sum((0, 1))

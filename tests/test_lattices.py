@@ -67,7 +67,10 @@ def test_a_transfer_without_edges_between_rows_is_noticed(monkeypatch):
     [(lambda: ising(0, 2, 1.0), "rows"), (lambda: potts(2, 2, 1, 1.0), "states"),
      (lambda: ising(2, 2, "x"), "strength"), (lambda: ising(3, 2, 1.0, periodic=True), "columns"),
      (lambda: ising(2, 2, 1.0, torch.ones(2)), "field"), (lambda: ising(2, 2, 1.0).log_partition(0), "temperature"),
-     (lambda: ising(60, 60, 1.0).marginals(), "rows of 60")],
+     (lambda: ising(60, 60, 1.0).marginals(), "rows of 60"),
+     (lambda: ising(1, 2, 1.0)(torch.tensor([[0, 2]])), "ids .* from 0 to 1, got 2"),
+     (lambda: potts(1, 2, 3, 1.0)(torch.tensor([[0, -1]])), "ids .* from 0 to 2, got -1"),
+     (lambda: ising(1, 2, 1.0)(torch.tensor([[0, 1, 1]])), "ids"), (lambda: ising(1, 2, 1.0)([[0, 1]]), "ids")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(make, named):
     with pytest.raises(ValueError, match=f"^{named}"):
