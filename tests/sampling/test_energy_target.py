@@ -25,7 +25,7 @@ def by_neighbour(ids):
 
 
 EXACT = enumerate_distribution(energy, TOKENS, LENGTH)
-GIVEN = {"uniform": None, "one": LOGITS[0], "each": LOGITS, "callable": by_neighbour}
+GIVEN = {"uniform": None, "one": LOGITS[0], "each": LOGITS.tolist(), "callable": by_neighbour}
 SETTINGS = {
     "single_site": {},
     "block": {"block_size": 2},
@@ -95,6 +95,8 @@ def test_a_chain_is_the_same_however_it_is_run(tmp_path):
     ("arguments", "named"),
     [({"energy": 3}, "energy"), ({"tokens": []}, "tokens"), ({"length": 0}, "length"),
      ({"logits": torch.zeros(5)}, "logits"), ({"logits": torch.zeros(2, 6)}, "logits"),
+     ({"logits": [[0.0] * 6] * 2}, r"logits .*\(3, 6\)"), ({"logits": [[0.0] * 6] * 2 + [[0.0]]}, "logits"),
+     ({"logits": []}, "logits"),
      ({"logits": torch.full((6,), torch.inf)}, "logits"), ({"mask_token_id": 4}, "mask_token_id"),
      ({"device": "no"}, "device")],
 )  # fmt: skip

@@ -24,6 +24,7 @@ from hf_ebm.checks import (
     as_mask,
     as_whole,
     check_methods,
+    listed,
     name_of,
     row_numbers,
     shown,
@@ -120,7 +121,7 @@ class EnergyTarget:
         energy: `ids (n, T) -> energies (n,)` in nats, on `device`; infinity forbids.
         tokens: the different ids that a position may hold.
         length: T, the tokens of a sequence.
-        logits: what tokens are proposed from: (V,) for all positions, (T, V), or a callable from ids (n, T), positions
+        logits: what tokens are proposed from: (V,) for all positions, or (T, V), as tensors or lists; or a callable from ids (n, T), positions
             masked, to (n, T, V), as a masked language model; by default all alike. Proposals change how fast chains
             move, not what they sample.
         mask_token_id: what callables of logits are shown at masked positions, and prompts hold where something is to
@@ -359,7 +360,8 @@ class EnergyTarget:
         if logits is None:
             logits = torch.zeros(self.length, len(allowed), device=self.device)
         elif not callable(logits):
-            of_each = getattr(logits, "ndim", 1) == 2
+            rows = [listed(row) for row in listed(logits) or []]
+            of_each = getattr(logits, "ndim", 1) == 2 or any(row is not None for row in rows)
             logits = fitted_logits("logits", logits, (self.length,) if of_each else (), allowed)
             logits = logits.expand(self.length, -1)
         if isinstance(logits, Tensor) and not bool(logits.isfinite().all()):
