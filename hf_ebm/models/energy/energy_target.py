@@ -121,9 +121,9 @@ class EnergyTarget:
         energy: `ids (n, T) -> energies (n,)` in nats, on `device`; infinity forbids.
         tokens: the different ids that a position may hold.
         length: T, the tokens of a sequence.
-        logits: what tokens are proposed from: (V,) for all positions, or (T, V), as tensors or lists; or a callable from ids (n, T), positions
-            masked, to (n, T, V), as a masked language model; by default all alike. Proposals change how fast chains
-            move, not what they sample.
+        logits: what tokens are proposed from: (V,) for all positions, or (T, V), as tensors or lists; or a callable
+            from ids (n, T), positions masked, to (n, T, V), as a masked language model; by default all alike. Proposals
+            change how fast chains move, not what they sample.
         mask_token_id: what callables of logits are shown at masked positions, and prompts hold where something is to
             be filled; by default one above the greatest of `tokens`.
         device: where the callables get ids.
