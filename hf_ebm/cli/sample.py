@@ -124,8 +124,9 @@ def sample(arguments: SampleArguments, which: ModelArguments, chain_arguments: A
     lengths = config.lengths if isinstance(config.lengths, list) else [config.lengths]
     count = len(lengths) if prompts is None else len(prompts)
     check_run_fits(config, count * config.num_chains, longest_of(config) if prompts is None else max(map(len, encoded)))
-    keys = [ChainKey(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
-    check_judged(config, keys, torch.zeros(len(keys)))  # those of a prompt are as long as each other
+    keys = [(prompt, chain) for prompt in range(count) for chain in range(config.num_chains)]
+    # Those of a prompt are as long as each other.
+    check_judged(config, [ChainKey(*key) for key in keys], torch.zeros(len(keys)))
     records = ChainRecords(output, config)
     if state.is_main_process and arguments.output != "-":
         records.open(
