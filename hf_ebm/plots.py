@@ -1,4 +1,4 @@
-"""Plots of chains, energies, fills, variants and perplexity bounds: matplotlib, extra `hf_ebm[plots]`.
+"""Plots of chains, energies, fills, variants, perplexity bounds and training: matplotlib, extra `hf_ebm[plots]`.
 
 Every function draws on the `axes` it is given, or on a new figure's, and returns them.
 """
@@ -6,8 +6,8 @@ Every function draws on the `axes` it is given, or on a new figure's, and return
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -191,6 +191,41 @@ def plot_perplexity_bounds(
     axes.set_xlabel("samples for each prefix")
     axes.set_ylabel("perplexity")
     axes.legend()
+    return axes
+
+
+def plot_reward_against_kl(
+    log_history: Sequence[Mapping[str, Any]], label: str | None = None, axes: Axes | None = None
+) -> Axes:
+    """Mean reward against the KL divergence from the reference, a point for each log of training, in their order.
+
+    A reward that grows no more while the divergence does is paid for by leaving the reference, and one that models give
+    is soon fooled there.
+
+    Args:
+        log_history: `trainer.state.log_history` of GRPO with a `kl_weight`, which logs `kl` (nats per token) beside
+            `reward`, or of a cost `candidate_cost`, which is minus it.
+        label: of the run, where several are drawn on the same axes.
+
+    Raises:
+        ValueError: for a history without such logs.
+    """
+    logs = [log for log in log_history if "kl" in log and ("reward" in log or "candidate_cost" in log)]
+    if not logs:
+        raise ValueError(
+            "log_history must have a log with kl and reward or candidate_cost, as of GRPOTrainer with a kl_weight; got "
+            f"{len(log_history)} without"
+        )
+    divergences = [log["kl"] for log in logs]
+    rewards = [log["reward"] if "reward" in log else -log["candidate_cost"] for log in logs]
+    axes = _axes(axes)
+    axes.plot(divergences, rewards, marker=".", label=label)
+    for at in {0, len(logs) - 1}:
+        axes.annotate(f"step {logs[at]['step']}", (divergences[at], rewards[at]), fontsize="small")
+    axes.set_xlabel("KL from the reference, nats per token")
+    axes.set_ylabel("reward")
+    if label is not None:
+        axes.legend()
     return axes
 
 

@@ -15,6 +15,7 @@ from hf_ebm.plots import (
     plot_energy_trace,
     plot_fills,
     plot_perplexity_bounds,
+    plot_reward_against_kl,
     plot_substitutions,
     plot_token_changes,
     rank_correlation,
@@ -84,6 +85,23 @@ def test_perplexity_bounds():
     assert [line.get_ydata().tolist() for line in axes.lines] == [[5.0, 5.5], [7.0, 6.0]]
     with pytest.raises(ValueError, match="equally many"):
         plot_perplexity_bounds([2], [5.0, 5.5], [7.0])
+
+
+def test_reward_against_kl():
+    """Of logs that have both; a cost is minus a reward."""
+    history = [
+        {"step": 1, "kl": 0.0, "reward": -1.0, "candidate_cost": 1.0},
+        {"step": 1, "eval_reward": 5.0},
+        {"step": 2, "kl": 0.5, "candidate_cost": 0.25},
+        {"step": 2, "train_loss": 1.0},
+    ]
+    axes = plot_reward_against_kl(history, "beta 0.04")
+    assert axes.lines[0].get_xydata().tolist() == [[0.0, -1.0], [0.5, -0.25]]
+    assert {text.get_text() for text in axes.texts} == {"step 1", "step 2"}
+    assert plot_reward_against_kl(history[:1], axes=axes) is axes and len(axes.lines) == 2
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["beta 0.04"]
+    with pytest.raises(ValueError, match="log_history must have a log with kl and reward or candidate_cost"):
+        plot_reward_against_kl(history[1:2])
 
 
 def test_fills_with_and_without_errors():

@@ -47,6 +47,7 @@ class TaskLossConfig(GenerationTrainingConfig):
     """Arguments of the trainers for a cost, beside those of `Seq2SeqTrainingArguments`.
 
     `generation_config` says how is decoded (greedily, by beam search, by sampling); without it the model's own does.
+    Of a `metric_for_best_model` that ends with "cost" less is better, unless `greater_is_better` says otherwise.
 
     Args:
         cost: name of a cost of `hf_ebm.objectives.sequence_costs.COSTS`; a trainer takes a callable as well.
@@ -88,6 +89,8 @@ class TaskLossConfig(GenerationTrainingConfig):
     num_completions_to_print: int = field(default=8, metadata={"help": "Rows of --log_completions that are printed."})
 
     def __post_init__(self) -> None:
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("cost"):
+            self.greater_is_better = False
         super().__post_init__()
         if not isinstance(self.cost, str):
             raise ValueError(f"cost must be a name here, got {self.cost!r}; give a callable to the trainer")
@@ -187,6 +190,11 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             kind = "reward" if rewards.logs else "cost"
             raise ValueError(f"processing_class must be given: the {kind} {rewards.needs_texts[0]!r} reads texts")
         self.evaluated_terms = (*type(self).evaluated_terms, *rewards.names(grouped=False))
+        logged = self.derived_logs(dict.fromkeys(self.evaluated_terms, 0.0))
+        best = (self.args.metric_for_best_model or "").removeprefix("eval_")
+        own = self.compute_metrics is None and best.partition("/")[0] in ("reward", "rewards")
+        if own and best not in logged:
+            raise ValueError(f"metric_for_best_model must be one of {', '.join(['loss', *logged])}, got {best!r}")
         self._decoded: list[torch.Tensor] = []  # of the rows with targets of the last evaluation batch
         columns = (self.args.prompt_column, self.args.reference_column) if of_texts else ()
         self.candidates = CandidateDecoder(self, self.args, decoding, rewards, columns, self.scores_its_samples)
