@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_ebm import EnergyModel
 from hf_ebm.models.energy.configuration_energy import token_roles
+from hf_ebm.sampling.configuration import ChainGenerationConfig
 from tests.conftest import tiny_mlm
 from tests.models.families import VOCAB, tiny_family_model
 from tests.models.tokenizers_for_tests import small_model, small_tokenizer
@@ -196,6 +197,19 @@ def test_chains_of_one_blank_have_its_distribution(small):
     )
     assert all(found[fill] == pytest.approx(expected[fill], abs=0.05) for fill in expected.keys() & found.keys())
     assert len(expected.keys() & found.keys()) > 2
+
+
+def test_generation_settings_of_the_model_say_nothing_of_fills(small, monkeypatch):
+    """Neither of those that are listed nor of chains."""
+    model, tokenizer, *_ = small
+    given = dict(row_limit=300, seed=1)
+    before = [model.fill("w7 [MASK]", tokenizer, 5, method=method, **given) for method in ("chains", "exact")]
+    own = dict(replica_temperatures=[1.0, 3.0], target_rhat=1.001, max_rows=9_999, num_epochs=400, burn_in=300)
+    own |= dict(suppress_tokens=[tokenizer.convert_tokens_to_ids("w9")], protected_positions=[0], proposal_top_k=2)
+    monkeypatch.setattr(model, "generation_config", ChainGenerationConfig(**own))
+    after = [model.fill("w7 [MASK]", tokenizer, 5, method=method, **given) for method in ("chains", "exact")]
+    assert [distribution(out) for out in after] == [distribution(out) for out in before]
+    assert after[0].num_masked_rows == before[0].num_masked_rows
 
 
 def test_a_method_is_chosen_by_rows_and_by_what_is_left_out(small):

@@ -21,6 +21,7 @@ from hf_ebm.checks import as_number, as_whole, check_choice, check_tokenizer, sh
 from hf_ebm.model_modes import evaluation_mode, model_output
 from hf_ebm.models.energy.blanks import BlankRow, Layout, as_rules, blank_rows
 from hf_ebm.models.energy.encoding import check_same_mask
+from hf_ebm.models.energy.generation_energy import chains_apart
 from hf_ebm.models.energy.inputs import mask_id_of
 from hf_ebm.random_state import generator_of
 from hf_ebm.runtime import check_fits
@@ -154,8 +155,8 @@ def fill(
 ) -> FillOutput:
     """The likeliest fills of all masks of a text together, and the marginal distribution of each.
 
-    The target is that of `generate`: `exp(-E/τ)`, E being the energy of what fills the masks, given the rest. Of m
-    blanks with K candidates each `m K^(m-1)` masked rows give the energies of all `K^m` fills.
+    The target is that of `generate` without the model's settings: `exp(-E/τ)`, E the energy of what fills the masks,
+    given the rest. Of m blanks of K candidates each `m K^(m-1)` masked rows give the energies of all `K^m` fills.
 
     Args:
         texts: with mask tokens, each a blank; or token ids (B, T).
@@ -480,17 +481,16 @@ def _chains(task: _FillTask, layout: Layout, starts: Tensor) -> ChainGenerationO
     narrower = [slot for slot in space.slots if len(slot.candidates) < int(union.sum())]
     conditions = [*layout.conditions, *(_one_of(slot, len(union)) for slot in narrower)]
     epochs = max(_LEAST_EPOCHS, task.row_limit // (2 * _CHAINS * len(space.slots) ** 2))
-    return task.model.generate(
-        starts,
-        free_mask=(space.ids == task.runner.mask_id).expand_as(starts),
-        chain_keys=[(0, chain) for chain in range(_CHAINS)], chain_rows=range(_CHAINS),
-        encoder_input_ids=None if task.row.source is None else task.row.source.repeat(_CHAINS, 1),
-        extra_energies=(*task.extra, *((1.0, condition) for condition in conditions)),
-        kernel="metropolis_hastings", num_epochs=epochs, burn_in=epochs // 4, thinning=1,
-        block_size=1, accept_all_epochs=0, energy_temperature=task.temperature, energy_temperature_decay=0.0,
-        proposal_temperature=task.temperature, suppress_tokens=(~union).nonzero()[:, 0].tolist(), seed=task.seed,
-        **task.row.further_inputs,
+    settings = dict(
+        num_epochs=epochs, burn_in=epochs // 4, energy_temperature=task.temperature, seed=task.seed,
+        proposal_temperature=task.temperature, suppress_tokens=(~union).nonzero()[:, 0].tolist(),
     )  # fmt: skip
+    inputs = {"input_ids": starts, "free_mask": (space.ids == task.runner.mask_id).expand_as(starts)}
+    if task.row.source is not None:
+        inputs["encoder_input_ids"] = task.row.source.repeat(_CHAINS, 1)
+    which = [(0, chain) for chain in range(_CHAINS)], range(_CHAINS)
+    extra = (*task.extra, *((1.0, condition) for condition in conditions))
+    return chains_apart(task.model, settings, inputs, task.row.further_inputs, which, extra)
 
 
 def _one_of(slot: Slot, vocab_size: int) -> Callable[[Tensor], Tensor]:

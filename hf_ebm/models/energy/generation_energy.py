@@ -168,8 +168,11 @@ def generate(
                 raise ValueError(f"resume_from: the chains come from the saved run; leave out {', '.join(names)}")
             job = _resume(model, resume_from, asked, overrides, extra, token_budget)
         else:
+            config = asked.resolved(model.generation_config, overrides)
+            if input_ids is not None and (asked.lengths is not None or overrides.get("lengths") is not None):
+                raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
             which = chain_keys, chain_rows
-            job = _begin(model, asked, overrides, inputs, further_inputs, which, extra, token_budget)
+            job = _begin(model, config, inputs, further_inputs, which, extra, token_budget)
         if not job.config.targets_energy and any(weight for weight, _ in extra):
             raise ValueError(f"extra_energies have no effect with {job.config.sampler}")
         if job.config.decoder is not None and (further or criteria):
@@ -179,21 +182,31 @@ def generate(
         return run_job(job, further, criteria, streamer, save_state_to)
 
 
+def chains_apart(
+    model: EnergyModel,
+    settings: dict[str, Any],
+    inputs: dict[str, Tensor],
+    further_inputs: dict[str, Any],
+    which_chains: tuple[Sequence[tuple[int, int]], Sequence[int]],
+    extra: tuple[ExtraEnergy, ...],
+) -> ChainGenerationOutput:
+    """Chains that a method runs for itself: `settings` are all there are, the model's own say nothing of them."""
+    config = ChainGenerationConfig(**settings).resolved(ChainGenerationConfig(), {})
+    none = dict.fromkeys(("attention_mask", "free_mask", "encoder_input_ids", "encoder_attention_mask"))
+    job = _begin(model, config, none | inputs, further_inputs, which_chains, extra, None)
+    return run_job(job, [], [], None, None)
+
+
 def _begin(
     model: EnergyModel,
-    asked: ChainGenerationConfig,
-    overrides: dict[str, Any],
+    config: ResolvedChainConfig,
     inputs: dict[str, Tensor | None],
     further_inputs: dict[str, Any],
     which_chains: tuple[Sequence[tuple[int, int]] | None, Sequence[int] | None],
     extra: tuple[ExtraEnergy, ...],
     token_budget: int | None,
 ) -> Job:
-    config = asked.resolved(model.generation_config, overrides)
-    given = inputs["input_ids"] is not None
-    if given and (asked.lengths is not None or overrides.get("lengths") is not None):
-        raise ValueError("lengths was given together with input_ids; it is for sampling from nothing")
-    if given:
+    if inputs["input_ids"] is not None:
         config.lengths = None  # the model's own concern sampling from nothing, and are no part of this run
     config.draw_seed()
     support = proposal_support(model, config.suppress_tokens)
