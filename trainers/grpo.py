@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -15,11 +15,14 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.trainer_utils import has_length
 
-from hf_ebm.checks import as_number, as_truth, as_whole, check_choice
-from hf_ebm.model_modes import evaluation_mode, state_kept
+from hf_ebm.checks import as_number, as_truth, as_whole, check_choice, shown
+from hf_ebm.loading import moved
+from hf_ebm.model_facts import num_outputs
+from hf_ebm.model_modes import evaluation_mode, state_kept, without_adapters
 from hf_ebm.objectives.group_policy import clipped_policy_loss, group_advantages, kl_from_samples, sequence_sums
+from hf_ebm.objectives.sequence_costs import SequenceCost
 from hf_ebm.publishing.cards import CITATIONS
-from hf_ebm.trainers.objective import LossTerms
+from hf_ebm.trainers.objective import LossTerms, StockArguments, takes_stock_arguments
 from hf_ebm.trainers.rollouts import RepeatedBatches, Rollout, load_rollouts, repeated, save_rollouts
 from hf_ebm.trainers.sampled_risk import SampledRiskConfig, advantage_terms, with_advantage_std
 from hf_ebm.trainers.sequence_pairs import SequencePairs
@@ -74,15 +77,18 @@ class GRPOTrainer(TaskLossTrainer):
     Of each row `num_candidates` sequences are sampled; their advantages are their rewards (costs with the other sign)
     less the row's mean. The samples of an accumulated batch serve `num_iterations` updates; log probabilities of the
     first of them are those of the policy that drew, so that nothing is scored twice. The reference of the KL penalty is
-    the model without its adapters, if it is a `PeftModel`, else a copy of the model as the trainer was given it; set
-    `reference_model` to have another. A checkpoint within the iterations of a batch keeps its samples.
+    the model without its adapters, if it is a `PeftModel`, else a copy of the model as the trainer was given it, unless
+    another is given. A checkpoint within the iterations of a batch keeps its samples.
 
     Logs `candidate_cost`, `advantage_std`, `zero_deviation_share` (of rows whose samples all cost the same),
     `clip_share` (of tokens), `kl` (nats per token) where it has a weight, `decoded_length` and `cut_share` of the
     samples, and `cross_entropy` where it has a weight.
 
+    Args:
+        reference_model: of the KL penalty, of the same vocabulary and kind as the model; it isn't trained.
+
     Raises:
-        ValueError: as `PolicyGradientTrainer`.
+        ValueError: as `PolicyGradientTrainer`; for a `reference_model` that doesn't fit, or without a `kl_weight`.
     """
 
     config_class: ClassVar[type[GRPOConfig]] = GRPOConfig
@@ -90,15 +96,47 @@ class GRPOTrainer(TaskLossTrainer):
     bibtex = (CITATIONS["SHAO_2024"], CITATIONS["LIU_2025"])
     mean_over = "rows"
     scores_its_samples = True
+    reference_model: PreTrainedModel | None  # None for the model without its adapters
+
+    @takes_stock_arguments
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: GRPOConfig | None = None,
+        *,
+        cost: str | Callable | SequenceCost | None = None,
+        reward_funcs: Any = None,
+        reference_model: PreTrainedModel | None = None,
+        **kwargs: Unpack[StockArguments],
+    ):
+        self.reference_model = reference_model
+        super().__init__(model, args, cost=cost, reward_funcs=reward_funcs, **kwargs)
 
     def set_up(self) -> None:
         super().set_up()
         self.candidates.check_sampling()
-        self.reference_model: PreTrainedModel | None = None
-        if self.args.kl_weight and not hasattr(self.module, "disable_adapter"):
+        if self.reference_model is not None:
+            self._check_reference(self.reference_model)
+            self.reference_model = moved(self.reference_model, str(self.args.device)).requires_grad_(False)
+        elif self.args.kl_weight and not hasattr(self.module, "disable_adapter"):
             self.reference_model = copy.deepcopy(self.module).requires_grad_(False)
         self._rollouts: deque[Rollout] = deque()  # of the accumulated batch, the next one first
         self._mean_length = 1.0  # of its samples, on all processes
+
+    def _check_reference(self, reference: PreTrainedModel) -> None:
+        if not self.args.kl_weight:
+            raise ValueError("kl_weight must be above 0 with a reference_model, got 0: nothing would read it")
+        if not isinstance(reference, nn.Module) or reference is self.module:
+            raise ValueError(f"reference_model must be a model beside the one that is trained, got {shown(reference)}")
+        own, other = (
+            (num_outputs(one), bool(one.config.is_encoder_decoder))
+            for one in (self.module, without_adapters(reference))
+        )
+        if own != other:
+            raise ValueError(
+                f"reference_model must predict {own[0]} ids and have is_encoder_decoder={own[1]}, as the model that is "
+                f"trained, got {other[0]} and {other[1]}"
+            )
 
     @property
     def reads_targets(self) -> bool:
@@ -144,7 +182,7 @@ class GRPOTrainer(TaskLossTrainer):
         self.checked_rows(inputs)
         pairs = decoder.pairs(inputs)
         samples, ruled_out = decoder.sample(pairs, self.args.num_candidates)
-        rollout = Rollout(samples, ruled_out, decoder.candidate_costs(pairs, samples))
+        rollout = Rollout.drawn(samples, ruled_out, decoder.candidate_costs(pairs, samples))
         if self.args.kl_weight:
             with self._reference() as reference:
                 rollout.reference, _ = decoder.score_tokens(reference, pairs, samples, ruled_out)
@@ -165,7 +203,7 @@ class GRPOTrainer(TaskLossTrainer):
         self._rollouts.rotate(-1)
         samples, costs, lengths = rollout.samples, rollout.costs, rollout.lengths
         log_probs, cross_entropy = decoder.score_tokens(
-            model, pairs, samples, rollout.ruled_out, with_targets=args.cross_entropy_weight > 0
+            model, pairs, samples, rollout.mask, with_targets=args.cross_entropy_weight > 0
         )
         if rollout.old is None:
             rollout.old = log_probs.detach()

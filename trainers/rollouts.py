@@ -19,17 +19,34 @@ class Rollout:
 
     Attributes:
         samples: S sequences of ids for each row.
-        ruled_out: as `CandidateDecoder.sample` returns it.
         costs: (B, S).
+        ruled_out: which tokens could not have stood in the place of the samples' tokens, numbers of these and ids,
+            (m, 2): few of the n V that there are.
+        num_ids: V.
         reference: log probabilities of the tokens under the reference, (n,), if it is wanted.
         old: those under the policy that drew them, (n,); None until they are known.
     """
 
     samples: list[list[torch.Tensor]]
-    ruled_out: torch.Tensor | None
     costs: torch.Tensor
+    ruled_out: torch.Tensor | None = None
+    num_ids: int = 0
     reference: torch.Tensor | None = None
     old: torch.Tensor | None = None
+
+    @classmethod
+    def drawn(cls, samples: list[list[torch.Tensor]], mask: torch.Tensor | None, costs: torch.Tensor) -> Rollout:
+        """Samples with their costs, and what was ruled out as `CandidateDecoder.sample` returns it."""
+        return cls(samples, costs) if mask is None else cls(samples, costs, mask.nonzero(), mask.shape[1])
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """What was ruled out as `token_log_probs` takes it, (n, V) bool."""
+        if self.ruled_out is None:
+            return None
+        mask = self.ruled_out.new_zeros((int(self.lengths.sum()), self.num_ids), dtype=torch.bool)
+        mask[tuple(self.ruled_out.T)] = True
+        return mask
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -39,12 +56,9 @@ class Rollout:
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of it by name."""
         ids = torch.cat([ids for found in self.samples for ids in found])
-        found = {"ids": ids, "lengths": self.lengths, "costs": self.costs}
-        found |= {
-            name: value for name, value in (("reference", self.reference), ("old", self.old)) if value is not None
-        }
-        if self.ruled_out is not None:  # few of many
-            found |= {"ruled_out": self.ruled_out.nonzero(), "num_ids": torch.tensor(self.ruled_out.shape[1])}
+        found = {"ids": ids, "lengths": self.lengths, "costs": self.costs, "num_ids": torch.tensor(self.num_ids)}
+        some = {"ruled_out": self.ruled_out, "reference": self.reference, "old": self.old}
+        found |= {name: value for name, value in some.items() if value is not None}
         return {name: value.contiguous() for name, value in found.items()}
 
     @classmethod
@@ -52,12 +66,10 @@ class Rollout:
         """What `tensors` gave."""
         ids, costs = tensors["ids"], tensors["costs"]
         flat = ids.split(tensors["lengths"].tolist())
-        count, ruled_out = costs.shape[1], None
-        if "ruled_out" in tensors:
-            ruled_out = ids.new_zeros((len(ids), int(tensors["num_ids"])), dtype=torch.bool)
-            ruled_out[tuple(tensors["ruled_out"].T)] = True
+        count = costs.shape[1]
         samples = [list(flat[start : start + count]) for start in range(0, len(flat), count)]
-        return cls(samples, ruled_out, costs, tensors.get("reference"), tensors.get("old"))
+        others = {name: tensors.get(name) for name in ("ruled_out", "reference", "old")}
+        return cls(samples, costs, num_ids=int(tensors.get("num_ids", 0)), **others)
 
 
 def _file(folder: str, process: int) -> Path:

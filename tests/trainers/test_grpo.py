@@ -8,10 +8,12 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
+from hf_ebm.trainers import GRPOConfig, GRPOTrainer
+from hf_ebm.trainers.rollouts import Rollout
 from tests.causal_families import PAD, collate_right, completion_rows, tiny_causal
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_sampled_risk import trainer_of
-from tests.trainers.test_trainers import collate, rows
+from tests.trainers.test_trainers import ONE_STEP, collate, rows
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +95,39 @@ def test_the_reference_of_adapters_is_the_model_without_them(tmp_path):
     assert trainer.state.log_history[0]["kl"] == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_a_reference_model_that_is_given_is_the_reference(tmp_path):
+    other, data = tiny_causal(), completion_rows(4)
+    for parameter in other.parameters():
+        parameter.data.mul_(0.5)
+    settings = {**ONE_STEP, "kl_weight": 1.0, "per_device_train_batch_size": 4, "num_candidates": 3}
+
+    def made(model, reference, **changes):
+        args = GRPOConfig(str(tmp_path), **{**settings, **changes})
+        return GRPOTrainer(model, args, reference_model=reference, train_dataset=data, data_collator=collate_right)
+
+    model = tiny_causal()
+    trainer, before, drawn = made(model, other), copy.deepcopy(model), []
+    sample = trainer.candidates.sample
+    trainer.candidates.sample = lambda *given: drawn.append(sample(*given)) or drawn[0]
+    weights = copy.deepcopy(other)
+    trainer.train()
+    differences = torch.cat([
+        token_logs(weights, row, ids) - token_logs(before, row, ids)
+        for row, found in zip(data, drawn[0][0], strict=True) for ids in found
+    ]).detach()  # fmt: skip
+    expected = float((differences.exp() - 1 - differences).mean())
+    assert trainer.state.log_history[0]["kl"] == pytest.approx(expected, rel=1e-5) and expected > 0.01
+    assert all(map(torch.equal, weights.parameters(), other.parameters()))
+    for reference, changes, message in (
+        (other, {"kl_weight": 0.0}, "kl_weight must be above 0 with a reference_model"),
+        (model, {}, "reference_model must be a model beside the one that is trained"),
+        ("gpt2", {}, "reference_model must be a model beside the one that is trained, got 'gpt2'"),
+        (tiny_seq2seq("t5"), {}, "reference_model must predict .* is_encoder_decoder=False"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made(model, reference, **changes)
+
+
 def test_groups_without_a_difference_say_nothing(tmp_path):
     def alike(predictions, references):
         return [0.3] * len(predictions)
@@ -148,6 +183,18 @@ def test_a_run_resumed_within_the_iterations_of_a_batch_is_the_same(step, tmp_pa
     (tmp_path / "a" / f"checkpoint-{step}" / "rollouts_0.safetensors").unlink()
     with pytest.raises(ValueError, match="has no samples of it"):
         again.train(resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
+
+
+def test_what_was_ruled_out_is_kept_as_the_few_that_it_is():
+    torch.manual_seed(0)
+    samples = [[torch.tensor([3, 1]), torch.tensor([4, 5, 1])], [torch.tensor([6]), torch.tensor([7])]]
+    mask, costs = torch.rand(7, 100) < 0.02, torch.rand(2, 2)
+    rollout = Rollout.drawn(samples, mask, costs)
+    again = Rollout.of(rollout.tensors())
+    assert torch.equal(rollout.mask, mask) and torch.equal(again.mask, mask) and bool(mask.any())
+    assert max(tensor.numel() for tensor in rollout.tensors().values()) < 40
+    assert [[ids.tolist() for ids in found] for found in again.samples] == [[[3, 1], [4, 5, 1]], [[6], [7]]]
+    assert Rollout.of(Rollout.drawn(samples, None, costs).tensors()).mask is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"train_sampling_strategy": "group_by_length"}])

@@ -167,6 +167,7 @@ def test_what_a_trainer_is_given_stands_in_its_signature(trainer):
     parameters, stock = (inspect.signature(one).parameters for one in (trainer, Seq2SeqTrainer))
     own = {"cost"} if trainer is trainers.SoftBeamTrainer or issubclass(trainer, TaskLossTrainer) else set()
     own |= {"teacher"} if trainer is trainers.EnergyTrainer else set()
+    own |= {"reference_model"} if trainer is trainers.GRPOTrainer else set()
     own |= {"reward_funcs"} if issubclass(trainer, TaskLossTrainer) else set()
     assert set(parameters) - set(stock) == own | {"kwargs"}
     wanted = {"data_collator", "train_dataset", "eval_dataset", "processing_class", "model_init", "callbacks"}
