@@ -60,23 +60,26 @@ def log_weights(
 
 
 class LogPartition(NamedTuple):
-    """An estimate of log Z and its standard error."""
+    """log Z, or estimates of it, and their standard errors: float64 tensors of one shape."""
 
-    value: float
-    error: float
+    value: Tensor
+    error: Tensor
 
 
 def estimated_log_partition(logs: Tensor) -> LogPartition:
-    """Estimates log Z from the log weights (N,) of independent draws, see `log_weights`.
+    """Estimates log Z from the log weights (N,) of independent draws, see `log_weights`: numbers without dimensions.
+
+    The error is NaN of a single draw, and of weights that are all 0.
 
     Example:
         >>> found = estimated_log_partition(torch.tensor([1.0, 3.0], dtype=torch.float64).log())
-        >>> round(found.value, 4), round(found.error, 4)  # log 2, and the error of the mean 2, which is 1, by 2
-        (0.6931, 0.5)
+        >>> found.value, found.error  # log 2, and the error of the mean 2, which is 1, by 2
+        (tensor(0.6931, dtype=torch.float64), tensor(0.5000, dtype=torch.float64))
     """
     value = logs.double().logsumexp(0) - math.log(len(logs))
     weights = (logs.double() - value).exp()
-    return LogPartition(float(value), float(weights.std() / len(logs) ** 0.5))
+    spread = weights.std() if len(logs) > 1 else weights.new_tensor(torch.nan)
+    return LogPartition(value, spread / len(logs) ** 0.5)
 
 
 class LeftOut(NamedTuple):

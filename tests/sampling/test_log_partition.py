@@ -90,8 +90,7 @@ def test_of_targets_given_their_sources():
         energies = model(ids, free_mask=free.repeat(len(words), 1), **own).energy.detach().double()
         torch.testing.assert_close(found.log_partition[row], (-energies).logsumexp(0), atol=1e-5, rtol=1e-5)
     out = model.sample_smc(prompts, num_particles=8, suppress_tokens=list(range(9, model.vocab_size)), **given, seed=0)
-    values = [out.log_partition[row].value for row in (0, 1)]
-    torch.testing.assert_close(torch.tensor(values).double(), found.log_partition, atol=0.4, rtol=0)
+    torch.testing.assert_close(out.log_partition, found.log_partition, atol=0.4, rtol=0)
 
 
 def test_fills_that_are_the_target_leave_no_gap():
@@ -114,7 +113,7 @@ def test_lattices_by_their_transfer_matrices(lattice):
     assert abs(float(found.log_partition) - exact) < 3 * float(found.error) < 0.5
     assert abs(float(found.upper) - exact) < 3 * float(found.upper_error) < 0.5
     own = target.sample_smc(**settings)
-    assert own.log_partition[0].value == pytest.approx(float(found.log_partition))
+    assert torch.equal(own.log_partition, found.log_partition) and torch.equal(own.error, found.error)
     assert abs(own.mean_energy() - float(lattice.mean_energy())) < 0.5
     ends = [[0] + [target.mask_token_id] * (lattice.length - 1), [target.mask_token_id] * (lattice.length - 1) + [0]]
     fixed = target.log_partition(torch.tensor(ends), method="exact").log_partition

@@ -51,6 +51,7 @@ class AskedParticles:
 
     Attributes:
         config: complete settings.
+        num_prompts: how many there are.
         keys: prompt and number of each run.
         num_particles: N.
         num_moves: epochs of the kernel at each level.
@@ -60,6 +61,7 @@ class AskedParticles:
     """
 
     config: ResolvedChainConfig
+    num_prompts: int
     keys: list[ChainKey]
     num_particles: int
     num_moves: int
@@ -93,7 +95,7 @@ class AskedParticles:
             f"num_particles, num_runs and lengths: {shown(particles)} particles of {shown(length)} tokens take",
         )
         keys = checked_keys(run_keys, prompts, num_runs, "run")
-        return cls(config, keys, num_particles, num_moves, length, chains_of, target_of)
+        return cls(config, prompts, keys, num_particles, num_moves, length, chains_of, target_of)
 
     def prepared(self, keys: list[ChainKey], seed: int) -> tuple[Annealing, Chains]:
         """The annealing of some runs with a seed of their own, and the chains that are their particles."""
@@ -171,15 +173,16 @@ def _ladder(ladder: object) -> Tensor | None:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def by_prompt(logs: Tensor, keys: Sequence[ChainKey]) -> dict[int, LogPartition]:
-    """Of each prompt the logarithm of the mean of `exp(logs)` (R,) over its runs, and its standard error."""
-    found = {}
-    for prompt in dict.fromkeys(key.prompt for key in keys):
-        own = logs[torch.tensor([key.prompt == prompt for key in keys])]
-        if len(own) == 1 or not bool((own > -torch.inf).any()):
-            found[prompt] = LogPartition(float(own.logsumexp(0)) - math.log(len(own)), math.nan)
-        else:
-            found[prompt] = estimated_log_partition(own)
+def by_prompt(logs: Tensor, keys: Sequence[ChainKey], num_prompts: int) -> LogPartition:
+    """Of each prompt the logarithm of the mean of `exp(logs)` (R,) over its runs, and its standard error.
+
+    Both are NaN for a prompt without any.
+    """
+    found = LogPartition(*torch.full((2, num_prompts), torch.nan, dtype=torch.float64))
+    prompts = torch.tensor([key.prompt for key in keys])
+    for prompt in prompts.unique():
+        for values, value in zip(found, estimated_log_partition(logs[prompts == prompt]), strict=True):
+            values[prompt] = value
     return found
 
 

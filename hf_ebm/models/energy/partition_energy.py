@@ -177,11 +177,11 @@ def found_partition(
         config = _config_of_chains(asked, of_chains)
         check_run_fits(config, len(asked.keys) * config.num_chains, asked.length)
     ladders, num_rows = asked.ladders(target_cess, ladder)
-    above = dict.fromkeys((key.prompt for key in asked.keys), LogPartition(math.nan, math.nan))
+    above = LogPartition(*torch.full((2, asked.num_prompts), torch.nan, dtype=torch.float64))
     samples: list[Tensor] = []
     if method == "smc":
         out = annealed(asked, ladders, num_rows)
-        found, num_rows = out.log_partition, out.num_masked_rows
+        found, num_rows = LogPartition(out.log_partition, out.error), out.num_masked_rows
         if upper:
             chains = _chains(asked, asked.keys, of_chains)
             samples, num_rows = _of_runs(chains.samples, len(asked.keys)), num_rows + chains.num_masked_rows
@@ -195,11 +195,10 @@ def found_partition(
 
 
 def _output(
-    method: str, asked: AskedParticles, found: dict[int, LogPartition], upper: dict[int, LogPartition], num_rows: int
+    method: str, asked: AskedParticles, found: LogPartition, upper: LogPartition, num_rows: int
 ) -> LogPartitionOutput:
-    numbers = [torch.tensor(list(own.values()), dtype=torch.float64).T for own in (found, upper)]
     return LogPartitionOutput(
-        log_partition=numbers[0][0], error=numbers[0][1], upper=numbers[1][0], upper_error=numbers[1][1],
+        log_partition=found.value, error=found.error, upper=upper.value, upper_error=upper.error,
         method=method, num_masked_rows=num_rows, seed=asked.config.seed,
     )  # fmt: skip
 
@@ -226,7 +225,7 @@ def _of_runs(values: Tensor, runs: int) -> list[Tensor]:
 
 def _stepping_stones(
     asked: AskedParticles, ladders: Tensor, of_chains: Mapping[str, Any]
-) -> tuple[dict[int, LogPartition], list[Tensor], int]:
+) -> tuple[LogPartition, list[Tensor], int]:
     """Estimates from fills and chains at each β of the ladders, with samples of each run, and the rows that took."""
     annealing, chains = asked.prepared(asked.keys, asked.config.seed)
     with named_rows(annealing):
@@ -244,10 +243,10 @@ def _stepping_stones(
             logs[rows] += stepping_stones(betas, torch.stack(_of_runs(energies, len(rows))) / tau)
         samples |= dict(zip(rows, _of_runs(out.samples, len(rows)), strict=True))
         num_rows += out.num_masked_rows
-    return by_prompt(logs, asked.keys), [samples[row] for row in range(len(asked.keys))], num_rows
+    return by_prompt(logs, asked.keys, asked.num_prompts), [samples[row] for row in range(len(asked.keys))], num_rows
 
 
-def _from_above(asked: AskedParticles, ladders: Tensor, samples: list[Tensor]) -> tuple[dict[int, LogPartition], int]:
+def _from_above(asked: AskedParticles, ladders: Tensor, samples: list[Tensor]) -> tuple[LogPartition, int]:
     """Estimates by annealing from samples (n, T) of each run to the fill, and the masked rows that took."""
     annealing, chains = asked.prepared(asked.keys, stream_seed(asked.config.seed, _REVERSE))
     ids = chains.ids.clone()
@@ -256,34 +255,33 @@ def _from_above(asked: AskedParticles, ladders: Tensor, samples: list[Tensor]) -
     with named_rows(annealing):
         particles, _ = annealing.annealed(annealing.started(ids), 1.0, 0.0, fixed(falling(ladders)))
         particles = annealing.back_to_fill(particles)
-    found = by_prompt(log_mean_weight(particles.log_weights), asked.keys)
-    upper = {prompt: LogPartition(-own.value, own.error) for prompt, own in found.items()}
-    return upper, annealing.target.runner.num_rows
+    found = by_prompt(log_mean_weight(particles.log_weights), asked.keys, asked.num_prompts)
+    return found._replace(value=-found.value), annealing.target.runner.num_rows
 
 
-def _enumerated(asked: AskedParticles) -> tuple[dict[int, LogPartition], dict[int, LogPartition], int]:
+def _enumerated(asked: AskedParticles) -> tuple[LogPartition, LogPartition, int]:
     """log Z of each prompt by enumeration, twice, and the masked rows that took."""
-    prompts = list(dict.fromkeys(key.prompt for key in asked.keys))
-    annealing, chains = replace(asked, num_particles=1).prepared([ChainKey(own, 0) for own in prompts], 0)
+    keys = [ChainKey(prompt, 0) for prompt in range(asked.num_prompts)]
+    annealing, chains = replace(asked, num_particles=1).prepared(keys, 0)
     target, runner = annealing.target, annealing.target.runner
     if isinstance(runner, MaskedLogitsCache):  # rows are of other sequences than it keeps
         runner = runner.runner
-    spaces = [_space(target, chains, row, prompt) for row, prompt in enumerate(prompts)]
+    spaces = [_space(target, chains, prompt) for prompt in range(asked.num_prompts)]
     dtype = torch.float64 if runner.dtype == torch.float64 else torch.float32
-    found = {}
-    for row, (prompt, space) in enumerate(zip(prompts, spaces, strict=True)):
+    found = LogPartition(*torch.zeros(2, asked.num_prompts, dtype=torch.float64))
+    for prompt, space in enumerate(spaces):
         if target.energy is None:  # there are no terms of tokens
             every = [torch.arange(size, device=space.ids.device) for size in space.sizes]
             tables = independent_tables([own.double() * 0 for own in every], every)
         else:
             tables = joint_tables(runner, space, target.energy, dtype)
-        further = _further(asked, target, chains, row)
+        further = _further(asked, target, chains, prompt)
         summary = summarized(tables, space, asked.config.energy_temperature, 1, [], further)
-        found[prompt] = LogPartition(float(summary.log_partition), 0.0)
+        found.value[prompt] = summary.log_partition
     return found, found, runner.num_rows
 
 
-def _space(target: Target, chains: Chains, row: int, prompt: int) -> FillSpace:
+def _space(target: Target, chains: Chains, row: int) -> FillSpace:
     """All that may stand at the free positions of one prompt. Raises `ValueError` for too many sequences."""
     columns = slice(int(chains.start[row]), int(chains.stop[row]))
     device = where_float64_is(target.support.device)
@@ -296,7 +294,7 @@ def _space(target: Target, chains: Chains, row: int, prompt: int) -> FillSpace:
     number, table = math.prod(sizes), math.prod(sizes[1:])
     if number > _MOST_SEQUENCES:
         raise ValueError(
-            f"method: prompt {prompt} has {shown(number)} sequences, 'exact' enumerates up to {_MOST_SEQUENCES}; "
+            f"method: prompt {row} has {shown(number)} sequences, 'exact' enumerates up to {_MOST_SEQUENCES}; "
             "'smc' estimates"
         )
     check_fits(12 * table, f"method: of {shown(table)} sequences each first token has, energies and weights take")

@@ -17,7 +17,6 @@ from hf_ebm.models.energy.inputs import is_model_input
 from hf_ebm.models.energy.particles import AskedParticles, by_prompt, named_rows, settings_of_particles
 from hf_ebm.random_state import generator_of
 from hf_ebm.sampling.configuration import ChainGenerationConfig
-from hf_ebm.sampling.fill_estimates import LogPartition
 from hf_ebm.sampling.smc import Levels, fixed, log_mean_weight, systematic
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
 from hf_ebm.scoring.rows import attended_mask
@@ -41,8 +40,9 @@ class SMCOutput(ModelOutput):
         attention_mask: (R N, T), 0 at padding.
         log_weights: (R, N) float64; minus infinity where constraints forbid a particle.
         energies: (R, N) energies in nats, extra energies included (float64).
-        log_partition: by prompt its log Z, in nats, with the standard error over its runs (NaN for one run); that of
-            `exp(-E/τ)` over all sequences that may be sampled.
+        log_partition: (B,) estimates of log Z of `exp(-E/τ)` over all sequences that may be sampled, in nats (float64);
+            NaN for a prompt without runs here.
+        error: (B,) its standard error over independent runs, NaN for one run.
         levels: β of each run at each of its levels (R, S), effective sample sizes, and where particles were resampled;
             see `hf_ebm.sampling.smc.Levels`.
         ancestors: (R, N) which of a run's first particles each comes from.
@@ -55,7 +55,8 @@ class SMCOutput(ModelOutput):
     attention_mask: Tensor
     log_weights: Tensor
     energies: Tensor
-    log_partition: dict[int, LogPartition]
+    log_partition: Tensor
+    error: Tensor
     levels: Levels
     ancestors: Tensor
     prompt_indices: Tensor
@@ -155,8 +156,8 @@ def sample_smc(
         >>> model, tokenizer = load_embedded()
         >>> prompt = tokenizer("and [MASK] said unto [MASK],", return_tensors="pt")
         >>> out = model.sample_smc(**prompt, num_particles=8, num_runs=2, seed=0)
-        >>> out.log_weights.shape, out.draw(3).shape[0], len(out.log_partition)
-        (torch.Size([2, 8]), 3, 1)
+        >>> out.log_weights.shape, out.draw(3).shape[0], out.log_partition.shape
+        (torch.Size([2, 8]), 3, torch.Size([1]))
     """
     inputs = {
         "input_ids": input_ids, "attention_mask": attention_mask, "free_mask": free_mask,
@@ -181,12 +182,14 @@ def annealed(asked: AskedParticles, ladders: Tensor, num_rows: int) -> SMCOutput
             f"{int(dead.sum())} of {len(dead)} runs have no particle that the constraints allow: their estimate of Z "
             "is 0. More particles, or a finite penalty in place of a constraint, may help."
         )
+    found = by_prompt(log_mean_weight(particles.log_weights), asked.keys, asked.num_prompts)
     return SMCOutput(
         sequences=particles.state.ids,
         attention_mask=attended_mask(chains.start, chains.stop, chains.ids.shape[1]).long(),
         log_weights=particles.log_weights,
         energies=particles.energies,
-        log_partition=by_prompt(log_mean_weight(particles.log_weights), asked.keys),
+        log_partition=found.value,
+        error=found.error,
         levels=levels,
         ancestors=particles.ancestors,
         prompt_indices=torch.tensor([key.prompt for key in asked.keys]),
