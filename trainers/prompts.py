@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,21 @@ class PromptCollator:
             ValueError: naming column and row of the batch, for what isn't a text, a prompt of messages, one without a
                 token for a causal model, a text with more tokens than the tokenizer's `model_max_length`.
         """
+        inputs, labels = self._encoded(rows)
+        if not any(labels):
+            labels = [[IGNORED]] * len(rows)
+        ids, mask = pad_right([torch.tensor(row) for row in inputs], self.pad_id)
+        padded, _ = pad_right([torch.tensor(row, dtype=torch.long) for row in labels], IGNORED)
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return {"input_ids": ids, "attention_mask": mask, "labels": padded, COLUMNS: columns}
+
+    def lengths(self, rows: Iterable[Mapping[str, Any]]) -> list[int]:
+        """How many tokens `input_ids` have of each row; raises what a batch of all rows would."""
+        return list(map(len, self._encoded(list(rows))[0]))
+
+    def _encoded(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[list[int]], list[list[int]]]:
+        """Inputs and labels of each row."""
         prompts = [check_prompt(self.prompt_column, row.get(self.prompt_column), at) for at, row in enumerate(rows)]
         targets = [self._target(row.get(self.reference_column), at) for at, row in enumerate(rows)]
         prompt_ids, target_ids = self._ids(prompts, [text for text in targets if text is not None])
@@ -60,15 +75,9 @@ class PromptCollator:
         found = iter(target_ids)
         golds = [[] if text is None else next(found) for text in targets]
         if self.encodes:
-            labels = golds if any(golds) else [[IGNORED]] * len(rows)
-        else:
-            labels = [[IGNORED] * len(prompt) + gold for prompt, gold in zip(prompt_ids, golds, strict=True)]
-            prompt_ids = [prompt + gold for prompt, gold in zip(prompt_ids, golds, strict=True)]
-        ids, mask = pad_right([torch.tensor(row) for row in prompt_ids], self.pad_id)
-        padded, _ = pad_right([torch.tensor(row, dtype=torch.long) for row in labels], IGNORED)
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        return {"input_ids": ids, "attention_mask": mask, "labels": padded, COLUMNS: columns}
+            return prompt_ids, golds
+        pairs = list(zip(prompt_ids, golds, strict=True))
+        return [prompt + gold for prompt, gold in pairs], [[IGNORED] * len(prompt) + gold for prompt, gold in pairs]
 
     def _target(self, reference: Any, row: int) -> str | None:
         """The text of the target."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Unpack
 
 import torch
+from datasets import Dataset
 from torch import nn
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
-from transformers.trainer_utils import EvalLoopOutput, align_special_tokens
+from transformers.trainer_utils import EvalLoopOutput, align_special_tokens, has_length
 
 from hf_ebm.checks import as_callables, as_list, as_number, as_string, as_truth, as_whole, check_choice, shown
 from hf_ebm.model_facts import check_causal, check_not_block_sparse, check_weights_stay, refuse_needed_inputs
@@ -215,6 +217,24 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         """The Trainer's, of data sets that aren't of `datasets`; likewise."""
         of_texts = isinstance(data_collator, PromptCollator)
         return data_collator if of_texts else super()._get_collator_with_removed_columns(data_collator, description)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        """The Trainer's; of texts it is told the lengths, where it goes by them."""
+        return super()._get_train_sampler(self._lengths(self.train_dataset if train_dataset is None else train_dataset))
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """The Trainer's; likewise."""
+        return super()._get_eval_sampler(self._lengths(eval_dataset))
+
+    def _lengths(self, data: Any) -> Any:
+        """A data set, or in place of texts the column of their lengths, which is all that stock samplers read."""
+        by_length = self.args.train_sampling_strategy in ("group_by_length", "batch_rebalance")
+        name = self.args.length_column_name
+        if not by_length or not isinstance(self.data_collator, PromptCollator) or not has_length(data):
+            return data
+        if name in (getattr(data, "column_names", None) or ()):
+            return data
+        return Dataset.from_dict({name: self.data_collator.lengths(data)})
 
     def _reward_terms(self, of_texts: bool) -> RewardTerms:
         """The reward functions; a cost is one, and isn't logged by name."""

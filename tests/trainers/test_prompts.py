@@ -108,6 +108,66 @@ def test_the_update_is_that_of_tokens(kind, which, tmp_path):
     assert set(read) == {(row["prompt"], row["reference"], row["topic"]) for row in TEXTS}
 
 
+@pytest.mark.parametrize("which, strategy", [("bart", "group_by_length"), ("gpt2", "batch_rebalance")])
+def test_batches_of_like_lengths_are_those_of_tokens(which, strategy, tmp_path):
+    """In training and evaluation, of the stock samplers; a column of lengths goes before."""
+    texts = [
+        {"prompt": " ".join(SYMBOLS[: 1 + 5 * at % 7]), "reference": " ".join(SYMBOLS[: 1 + at % 4])}
+        for at in range(12)
+    ]
+    seen, settings = [], {"train_sampling_strategy": strategy, "per_device_train_batch_size": 2, "max_steps": 3}
+    settings |= {"per_device_eval_batch_size": 2, "gradient_accumulation_steps": 2}
+
+    def remembered(prompts, completions):
+        seen[-1].append(tuple(prompts))
+        return [float(len(text)) for text in completions]
+
+    runs = []
+    for data, collator in ((encoded(which, texts), DataCollatorForSeq2Seq(tokenizer_of())), (texts, None)):
+        seen.append([])
+        trainer = trainer_of(
+            "leave one out", which, tmp_path, data, reward_funcs=remembered, data_collator=collator, eval_dataset=data,
+            **settings,
+        )  # fmt: skip
+        runs.append((update_of(trainer), trainer.evaluate()["eval_reward"]))
+    assert torch.equal(runs[0][0], runs[1][0]) and bool(runs[0][0].any()) and runs[0][1] == runs[1][1]
+    assert seen[0] == seen[1] and len(seen[0]) == 2 * 3 + 6
+    known = Dataset.from_list([{**row, "length": 1} for row in texts])
+    assert trainer._lengths(known) is known and trainer._lengths(texts)["length"] != [1] * 12
+
+
+@pytest.mark.parametrize(
+    "kind, which, streamed",
+    [
+        ("mgs", "bart", False),
+        ("running mean, mixed", "gpt2", True),
+        ("ranking", "bart", False),
+        ("grpo, iterated, mixed", "gpt2", False),
+        ("grpo, iterated, mixed", "bart", True),
+    ],
+)
+def test_a_resumed_run_of_texts_is_the_same_run(kind, which, streamed, tmp_path):
+    """From within an epoch of rows in an order drawn at random, and within the iterations of a batch."""
+    data = Dataset.from_list(TEXTS * 2)
+    settings = {
+        "train_sampling_strategy": "random",
+        "per_device_train_batch_size": 2,
+        "max_steps": 6,
+        "optim": "adamw_torch",
+        "num_candidates": 2,
+    }
+    data = data.to_iterable_dataset().shuffle(seed=1, buffer_size=5) if streamed else data
+    whole, again = (
+        trainer_of(kind, which, tmp_path / name, data, save_strategy="steps", save_steps=3, **settings) for name in "ab"
+    )
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-3"))
+    assert all(map(torch.equal, whole.model.parameters(), again.model.parameters()))
+    logs = [[{name: value for name, value in log.items() if "_runtime" not in name and "_per_second" not in name}
+             for log in one.state.log_history if "loss" in log] for one in (whole, again)]  # fmt: skip
+    assert logs[0] == logs[1] and len(logs[0]) == 6
+
+
 @pytest.mark.parametrize("which", ["bart", "gpt2"])
 @pytest.mark.parametrize("kind", ["minimum risk", "self-critical", "grpo"])
 def test_prompts_without_references_are_decoded_as_long_as_the_configuration_says(kind, which, tmp_path):
