@@ -228,11 +228,10 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
 
     def _lengths(self, data: Any) -> Any:
         """A data set, or in place of texts the column of their lengths, which is all that stock samplers read."""
-        by_length = self.args.train_sampling_strategy in ("group_by_length", "batch_rebalance")
+        by_length = self.args.train_sampling_strategy in ("group_by_length", "batch_rebalance") and has_length(data)
         name = self.args.length_column_name
-        if not by_length or not isinstance(self.data_collator, PromptCollator) or not has_length(data):
-            return data
-        if name in (getattr(data, "column_names", None) or ()):
+        known = name in (getattr(data, "column_names", None) or ())
+        if not by_length or known or not isinstance(self.data_collator, PromptCollator):
             return data
         return Dataset.from_dict({name: self.data_collator.lengths(data)})
 
