@@ -20,6 +20,7 @@ _STATED = (
     "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm", "optim", "bf16", "fp16",
     "label_smoothing_factor",
 )  # fmt: skip
+_WATCHING = ("log_completions", "num_completions_to_print")  # of our own those that don't
 # What `datasets` calls data that come from a file or from Python: no name of theirs.
 _PACKAGED = {"generator", "csv", "json", "parquet", "text", "arrow", "pandas", "sql"}
 
@@ -69,6 +70,7 @@ def training_facts(trainer: Any) -> Training:
     args, state = trainer.args, trainer.state
     stock = {one.name for one in fields(TrainingArguments)}
     own = {one.name: getattr(args, one.name) for one in fields(trainer.config_class) if one.name not in stock}
+    own = {name: value for name, value in own.items() if name not in _WATCHING}
     stated = {name: getattr(args, name) for name in _STATED}
     stated = {name: getattr(value, "value", value) for name, value in stated.items() if value is not None}
     if not stated["label_smoothing_factor"]:  # which most trainers don't have

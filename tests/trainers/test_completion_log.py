@@ -124,6 +124,7 @@ def test_ids_and_costs_without_a_tokenizer(tmp_path):
     settings = {"num_iterations": 2, "max_steps": 3, "log_completions": True, "num_completions_to_print": 0}
     trainer = test_sampled_risk.trainer_of("grpo", tmp_path, **settings)
     trainer.train()
+    assert "log_completions" not in trainer.training_facts().hyperparameters  # which what is learned doesn't depend on
     files = sorted((tmp_path / "completions").iterdir())
     assert [path.name for path in files] == ["train-00001.parquet", "train-00003.parquet"]
     for path, drawn in zip(files, trainer.drawn, strict=True):
