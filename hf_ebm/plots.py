@@ -203,8 +203,8 @@ def plot_reward_against_kl(
     is soon fooled there.
 
     Args:
-        log_history: `trainer.state.log_history` of GRPO with a `kl_weight`, which logs `kl` (nats per token) beside
-            `reward`, or of a cost `candidate_cost`, which is minus it.
+        log_history: `trainer.state.log_history` of GRPO with a reference, which logs `kl` (nats per token) beside `reward`,
+            or of a cost `candidate_cost`, which is minus it.
         label: of the run, where several are drawn on the same axes.
 
     Raises:
@@ -213,7 +213,7 @@ def plot_reward_against_kl(
     logs = [log for log in log_history if "kl" in log and ("reward" in log or "candidate_cost" in log)]
     if not logs:
         raise ValueError(
-            "log_history must have a log with kl and reward or candidate_cost, as of GRPOTrainer with a kl_weight; got "
+            "log_history must have a log with kl and reward or candidate_cost, as of GRPOTrainer with a reference; got "
             f"{len(log_history)} without"
         )
     divergences = [log["kl"] for log in logs]

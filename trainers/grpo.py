@@ -81,14 +81,15 @@ class GRPOTrainer(TaskLossTrainer):
     another is given. A checkpoint within the iterations of a batch keeps its samples.
 
     Logs `candidate_cost`, `advantage_std`, `zero_deviation_share` (of rows whose samples all cost the same),
-    `clip_share` (of tokens), `kl` (nats per token) where it has a weight, `decoded_length` and `cut_share` of the
+    `clip_share` (of tokens), `kl` (nats per token) where there is a reference, `decoded_length` and `cut_share` of the
     samples, and `cross_entropy` where it has a weight.
 
     Args:
-        reference_model: of the KL penalty, of the same vocabulary and kind as the model; it isn't trained.
+        reference_model: of the KL divergence, of the same vocabulary and kind as the model; it isn't trained. With a
+            `kl_weight` of 0 the divergence from it is logged alone.
 
     Raises:
-        ValueError: as `PolicyGradientTrainer`; for a `reference_model` that doesn't fit, or without a `kl_weight`.
+        ValueError: as `PolicyGradientTrainer`; for a `reference_model` that doesn't fit.
     """
 
     config_class: ClassVar[type[GRPOConfig]] = GRPOConfig
@@ -124,8 +125,6 @@ class GRPOTrainer(TaskLossTrainer):
         self._mean_length = 1.0  # of its samples, on all processes
 
     def _check_reference(self, reference: PreTrainedModel) -> None:
-        if not self.args.kl_weight:
-            raise ValueError("kl_weight must be above 0 with a reference_model, got 0: nothing would read it")
         if not isinstance(reference, nn.Module) or reference is self.module:
             raise ValueError(f"reference_model must be a model beside the one that is trained, got {shown(reference)}")
         own, other = (
@@ -183,7 +182,7 @@ class GRPOTrainer(TaskLossTrainer):
         pairs = decoder.pairs(inputs)
         samples, ruled_out = decoder.sample(pairs, self.args.num_candidates)
         rollout = Rollout.drawn(samples, ruled_out, decoder.candidate_costs(pairs, samples))
-        if self.args.kl_weight:
+        if self.args.kl_weight or self.reference_model is not None:
             with self._reference() as reference:
                 rollout.reference, _ = decoder.score_tokens(reference, pairs, samples, ruled_out)
         return rollout
@@ -220,7 +219,8 @@ class GRPOTrainer(TaskLossTrainer):
         }
         if rollout.reference is not None:
             kl = kl_from_samples(log_probs, rollout.reference)
-            losses = losses + args.kl_weight * kl
+            if args.kl_weight:
+                losses = losses + args.kl_weight * kl
             logged["kl"] = (kl.sum(), tokens)
         divisors: dict[str, Any] = {"sequence": lengths, "tokens": self._mean_length, "constant": args.length_constant}
         loss = (sequence_sums(losses, lengths) / divisors[args.length_normalization]).sum() / costs.shape[1]

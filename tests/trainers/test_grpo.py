@@ -118,14 +118,20 @@ def test_a_reference_model_that_is_given_is_the_reference(tmp_path):
     expected = float((differences.exp() - 1 - differences).mean())
     assert trainer.state.log_history[0]["kl"] == pytest.approx(expected, rel=1e-5) and expected > 0.01
     assert all(map(torch.equal, weights.parameters(), other.parameters()))
-    for reference, changes, message in (
-        (other, {"kl_weight": 0.0}, "kl_weight must be above 0 with a reference_model"),
-        (model, {}, "reference_model must be a model beside the one that is trained"),
-        ("gpt2", {}, "reference_model must be a model beside the one that is trained, got 'gpt2'"),
-        (tiny_seq2seq("t5"), {}, "reference_model must predict .* is_encoder_decoder=False"),
+    watched, plain = (made(tiny_causal(), reference, kl_weight=0.0) for reference in (other, None))
+    for one in (watched, plain):
+        one.train()
+    logs = [one.state.log_history[0] for one in (watched, plain)]
+    assert logs[0]["kl"] == pytest.approx(expected, rel=1e-5) and "kl" not in logs[1]
+    assert logs[0]["loss"] == logs[1]["loss"]
+    assert all(map(torch.equal, watched.model.parameters(), plain.model.parameters()))
+    for reference, message in (
+        (model, "reference_model must be a model beside the one that is trained"),
+        ("gpt2", "reference_model must be a model beside the one that is trained, got 'gpt2'"),
+        (tiny_seq2seq("t5"), "reference_model must predict .* is_encoder_decoder=False"),
     ):
         with pytest.raises(ValueError, match=message):
-            made(model, reference, **changes)
+            made(model, reference)
 
 
 def test_groups_without_a_difference_say_nothing(tmp_path):
