@@ -203,8 +203,8 @@ def plot_reward_against_kl(
     is soon fooled there.
 
     Args:
-        log_history: `trainer.state.log_history` of GRPO with a reference, which logs `kl` (nats per token) beside `reward`,
-            or of a cost `candidate_cost`, which is minus it.
+        log_history: `trainer.state.log_history` of GRPO with a reference, which logs `kl` (nats per token) beside
+            `reward`, or of a cost `candidate_cost`, which is minus it.
         label: of the run, where several are drawn on the same axes.
 
     Raises:
