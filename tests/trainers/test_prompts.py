@@ -19,6 +19,8 @@ from tests.trainers import test_sampled_risk
 from tests.trainers.test_cost_columns import update_of
 from tests.trainers.test_trainers import ONE_STEP
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "mgs": (MGSTrainer, MGSTrainer.config_class, {"learning_rate": 0.3}),
     "grpo": (GRPOTrainer, GRPOTrainer.config_class, {}),
