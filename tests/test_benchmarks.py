@@ -1,5 +1,6 @@
 """What the benchmarks compare with, the measure of mixing, and the parts of what runs on a card."""
 
+import io
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import design, gpu, longer_moves, mixing, mixing_targets, pair_joints
+from benchmarks import candidates, design, gpu, longer_moves, mixing, mixing_targets, pair_joints
 from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, state_at, step
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.mixing_measures import over_chains, reference_of, rows_to, tokens_kept
@@ -286,3 +287,33 @@ def test_longer_moves_keep_the_law(settings, monkeypatch):
     start[:, -1] = 2
     out = model.generate(start, num_epochs=6, seed=0, **settings)
     assert law.total_variation(out.sequences[:, 1:-1]) < total_variation_limit(probabilities, chains)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_step_of_minimum_risk_is_that_of_a_loop_by_hand(once, monkeypatch):
+    monkeypatch.setattr(candidates, "ENDS", 4)
+    model, batch = candidates.model_and_batch("tiny")
+    model.double()
+    trainer = candidates.trainer_of("minimum risk", model, batch, 3)
+    (inputs,), items = trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
+    drawn, draw = [], trainer.candidates.sample
+    trainer.candidates.sample = lambda *given: drawn.append(draw(*given)) or drawn[0]
+    loss = trainer.training_step(model, inputs, items)
+    found = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    model.zero_grad()
+    samples = [ids for of_row in drawn[0][0] for ids in of_row]
+    assert len({tuple(ids.tolist()) for ids in samples}) == 6 and len({len(ids) for ids in samples}) > 1
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor([1, *ids]) for ids in samples], batch_first=True)
+    expected = candidates.risk_by_hand(model, batch, ids, model.generation_config.eos_token_id, once)
+    expected.backward()
+    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-6)
+    by_hand = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert float((found - by_hand).norm() / by_hand.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("program", candidates.PROGRAMS)
+def test_programs_on_candidates_answer_each_line_with_seconds_and_memory(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    candidates.work(program, "tiny", 3)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 2 and all(seconds > 0 and peak >= 0 for seconds, peak in lines)
