@@ -222,7 +222,8 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
 
     The model is called as ever, with all rows, so data parallelism, autocast, adapters and whatever it does around its
     encoder are in it. Hooks cut what its encoder is given down to one row a source and repeat what it returns, whose
-    gradient is the sum over the rows of a source. In training one source has one dropout mask, whatever number of rows
+    gradient is the sum over the rows of a source; linear layers that read just that (keys and values of attention to
+    the source) do so once for each source, too, but for models whose activations are recomputed. In training one source has one dropout mask, whatever number of rows
     it has. Where rows said to be of one source are not given alike, all are encoded, and so they are in a compiled
     forward, in which hooks of one call would stay. Decoder-only models are left alone.
 
@@ -239,7 +240,9 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
         return
     numbers = {source: number for number, source in enumerate(firsts)}
     first, index = torch.tensor(list(firsts.values())), torch.tensor([numbers[source] for source in sources])
-    shares = False
+    recomputes = any(map(_recomputes, model.modules()))
+    shares, hooks = False, []
+    shared: list[tuple[Tensor, Tensor]] = []  # what the encoder returned for all rows, and for one a source
 
     def has_rows(value: Any, count: int) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
@@ -251,10 +254,32 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
         shares = not torch.compiler.is_compiling() and all(alike)
         return tree_map(lambda v: _rows(v, first) if has_rows(v, len(index)) else v, (args, kwargs)) if shares else None
 
-    def for_all(module: nn.Module, args: tuple, outputs: Any) -> Any:
-        return tree_map(lambda v: _rows(v, index) if has_rows(v, len(numbers)) else v, outputs) if shares else outputs
+    def repeat(value: Any) -> Any:
+        if not has_rows(value, len(numbers)):
+            return value
+        shared.append((_rows(value, index), value))
+        return shared[-1][0]
 
-    hooks = [encoder.register_forward_pre_hook(one_each, with_kwargs=True), encoder.register_forward_hook(for_all)]
+    def for_all(module: nn.Module, args: tuple, outputs: Any) -> Any:
+        if not shares:
+            return outputs
+        if not recomputes:  # in the backward pass, when these hooks are gone
+            for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
+                hooks.append(linear.register_forward_pre_hook(states_of_one))
+                hooks.append(linear.register_forward_hook(projected_for_all))
+        return tree_map(repeat, outputs)
+
+    def states_of_one(module: nn.Module, args: tuple) -> tuple | None:
+        if torch.compiler.is_compiling() or not args:
+            return None
+        return next(((one, *args[1:]) for every, one in shared if args[0] is every), None)
+
+    def projected_for_all(module: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
+        if torch.compiler.is_compiling() or not args:
+            return None
+        return _rows(output, index) if any(args[0] is one for _, one in shared) else None
+
+    hooks += [encoder.register_forward_pre_hook(one_each, with_kwargs=True), encoder.register_forward_hook(for_all)]
     try:
         yield
     finally:
@@ -290,6 +315,11 @@ def made_up_states(model: PreTrainedModel, rows: int) -> MadeUpStates:
 
 def _rows(value: Tensor, rows: Tensor) -> Tensor:
     return value.index_select(0, rows.to(value.device))
+
+
+def _recomputes(module: nn.Module) -> bool:
+    """Whether activations below are computed anew in the backward pass: a layer's of Transformers, or what FSDP wraps."""
+    return getattr(module, "gradient_checkpointing", False) or type(module).__name__ == "CheckpointWrapper"
 
 
 def _encoder_of(model: nn.Module) -> nn.Module | None:

@@ -81,6 +81,25 @@ def test_adapters_share_too():
     assert error(gradient(model, found), gradient(model, expected)) < 1e-7
 
 
+@pytest.mark.parametrize(("family", "keys"), [("bart", "encoder_attn.k_proj"), ("t5", "EncDecAttention.v")])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_what_the_decoder_makes_of_a_source_alone_is_made_once_unless_recomputed(family, keys, recomputed):
+    model = tiny_seq2seq(family)
+    model.train()
+    if recomputed:
+        model.gradient_checkpointing_enable()
+    inputs, labels = candidates(family)
+    expected = gradient(model, log_probs(model, inputs, labels))
+    seen = set()
+    for name, module in model.named_modules():
+        if name.endswith(keys):
+            module.register_forward_hook(lambda module, args, output: seen.add((len(args[0]), len(output))))
+    with encoded_once(model, ROWS):
+        found = log_probs(model, inputs, labels)
+    assert seen == ({(7, 7)} if recomputed else {(3, 3)})  # before our own hooks repeat it
+    assert error(gradient(model, found), expected) < 1e-7
+
+
 def test_a_source_has_one_dropout_mask():
     model = tiny_seq2seq("bart")
     model.train()
