@@ -5,8 +5,9 @@ each candidate, `careful loop` once in that pass. Ours are trainers' steps: mini
 leave-one-out baseline (RLOO), GRPO with `num_iterations=1`, ranking. All of them end with clipping and a step of SGD.
 `--before FOLDER` adds minimum risk of another checkout.
 
-Every program is a process of its own, as its peak memory is measured; they take turns, step by step. Weights are random:
-one in `ENDS` tokens ends a sequence, so that lengths differ as samples' do.
+Every program is a process of its own, as its peak memory is measured; they take turns, step by step, and CPU time of
+one thread counts, which what else runs on the machine hardly changes. Weights are random: one in `ENDS` tokens ends a
+sequence, so that lengths differ as samples' do.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def work(program: str, shape: str, count: int) -> None:
 
 
 def measured(programs: dict[str, Path], shape: str, count: int, repeats: int) -> dict[str, list[float]]:
-    """Median seconds and the peak of each program, of one checkout each; programs take turns, the first turn not counted."""
+    """Median seconds and the peak of each program, each of a checkout; the first turn isn't counted."""
     workers = {}
     for name, folder in programs.items():
         command = [sys.executable, __file__, "--worker", name.removesuffix(", before"), shape, str(count)]

@@ -222,10 +222,10 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
 
     The model is called as ever, with all rows, so data parallelism, autocast, adapters and whatever it does around its
     encoder are in it. Hooks cut what its encoder is given down to one row a source and repeat what it returns, whose
-    gradient is the sum over the rows of a source; linear layers that read just that (keys and values of attention to
-    the source) do so once for each source, too, but for models whose activations are recomputed. In training one source has one dropout mask, whatever number of rows
-    it has. Where rows said to be of one source are not given alike, all are encoded, and so they are in a compiled
-    forward, in which hooks of one call would stay. Decoder-only models are left alone.
+    gradient is the sum over the rows of a source; linear layers that read just that (of keys and values of attention to
+    the source) run once for each source, too, unless activations are recomputed. In training one source has one dropout
+    mask, whatever number of rows it has. Where rows said to be of one source are not given alike, all are encoded, and
+    so they are in a compiled forward, in which hooks of one call would stay. Decoder-only models are left alone.
 
     Args:
         model: a model, or a wrapper of one.
@@ -318,7 +318,7 @@ def _rows(value: Tensor, rows: Tensor) -> Tensor:
 
 
 def _recomputes(module: nn.Module) -> bool:
-    """Whether activations below are computed anew in the backward pass: a layer's of Transformers, or what FSDP wraps."""
+    """Whether activations below are computed anew in the backward pass: by Transformers' layers or FSDP's."""
     return getattr(module, "gradient_checkpointing", False) or type(module).__name__ == "CheckpointWrapper"
 
 
