@@ -115,9 +115,10 @@ def by_gradients(proposal_of: Callable[[], GradientProposal], every: Callable[[i
 
 def particles(number: int, **settings) -> Sampler:
     """`sample_smc` with so many particles a run; a run after the other, along the ladder of the first, at least two."""
+    given_ladder = settings.pop("ladder", None)
 
     def sample(target: Target, start: Tensor, rows: int, seed: int) -> Draws:
-        ladder, runs = None, []
+        ladder, runs = given_ladder, []
         with target.counted() as count:
             while count["rows"] < rows or len(runs) < 2:
                 given = {"seed": seed, "run_keys": [(0, len(runs))], **settings, **target.settings}
@@ -152,6 +153,8 @@ SAMPLERS: dict[str, Sampler] = {
     "pairs, 4 replicas, fitted": chains(replica_temperatures=4, burn_in=30, **_PAIRS),
     "SMC of 16": particles(16, **_PAIRS),
     "SMC of 64": particles(64, **_PAIRS),
+    # No annealing: as many draws of the fill as cost about what all sequences of four positions of 16 words do.
+    "30,000 weighted fills": particles(30_000, ladder=[1.0], num_moves=0),
     "Gibbs with gradients": by_gradients(GibbsWithGradients, every=lambda length: length),
     "discrete Langevin": by_gradients(lambda: DiscreteLangevin(0.2), every=lambda length: 1),
 }

@@ -1,4 +1,4 @@
-"""Logits of masked rows that will be read again: a runner around a runner.
+"""Logits of masked rows that will be read again, and rows that are alike: runners around a runner.
 
 A chain evaluates the energy of its sequence by masking every position alone; a proposal for a single position reads the
 very same row, and so does the way back of a sequentially filled block's last position. So logits of rows with a single
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_ebm.runtime import device_memory
-from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, to_device
+from hf_ebm.scoring.rows import Index, MaskedRows, Reducer, Runner, Sequences, attended_mask, to_device
 
 _MOST_BYTES_ON_CPU = 2**29
 # Rows whose logits are given on at a time: so many, or more of a small vocabulary.
@@ -194,3 +194,67 @@ class MaskedLogitsCache(Runner):
         """Where logits lie."""
         place = self.half[state, source, column] * self.slots + self.slot[source, column]
         return to_device(torch.from_numpy(place), self.logits.device)
+
+
+class EachRowOnce(Runner):
+    """Runs rows of a pool that are alike once: particles of one prompt begin with the same one.
+
+    Alike are rows whose tokens, masks and read columns are the same, of sequences on the host that have no context.
+
+    Args:
+        runner: runs one of each.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner, self.asked = runner, 0
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        return self.runner.num_rows
+
+    @property
+    def num_asked(self) -> int:
+        return self.asked
+
+    @property
+    def mask_id(self) -> int:
+        return self.runner.mask_id
+
+    @property
+    def dtype(self) -> torch.dtype | None:  # type: ignore[override]
+        return self.runner.dtype
+
+    def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
+        """One of each is run, and its logits are given on for all that are like it."""
+        self.asked += len(rows.source)
+        first, like = self.alike(sequences, rows)
+        if len(first) == len(like):
+            return self.runner.parts(sequences, rows, reduce)
+        results, order = list[Tensor](), list[NDArray]()
+
+        def shared(logits: Tensor, n: Index) -> Tensor:
+            place = np.full(len(first), -1)
+            place[slice(None) if isinstance(n, slice) else n.numpy()] = np.arange(len(logits))
+            numbers = (place[like] >= 0).nonzero()[0]
+            most = max(_BATCH, _NUMBERS_AT_ONCE // logits[0].numel())
+            for at in np.split(numbers, range(most, len(numbers), most)):
+                own = to_device(torch.from_numpy(place[like[at]]), logits.device)
+                results.append(reduce(logits.index_select(0, own), torch.from_numpy(at)))
+                order.append(at)
+            return logits[:, 0, :0]
+
+        self.runner.parts(sequences, rows.some(torch.from_numpy(first)), shared)
+        return results, order
+
+    def alike(self, sequences: Sequences, rows: MaskedRows) -> tuple[NDArray, NDArray]:
+        """The first (n,) of each kind of rows, in order, and of which of these each row (N,) is."""
+        if sequences.context is not None:
+            numbers = np.arange(len(rows.source))
+            return numbers, numbers
+        attended = attended_mask(sequences.start, sequences.stop, sequences.ids.shape[1])
+        shown = sequences.ids.masked_fill(~attended, -1).index_select(0, rows.source)
+        shown = shown.scatter(1, rows.masked, self.mask_id)
+        keys = torch.cat([shown, rows.read], 1).numpy()
+        kinds = keys.view(f"V{keys.dtype.itemsize * keys.shape[1]}")[:, 0]
+        _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        return np.sort(first), first.argsort().argsort()[kind]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -152,6 +153,19 @@ def test_a_run_is_the_same_beside_others_and_alone(model):
         length = part.sequences.shape[1]
         ids = whole.sequences.view(4, 4, -1)[rows].flatten(0, 1)[:, :length]
         assert torch.equal(part.sequences, ids)
+
+
+def test_particles_of_a_prompt_share_rows(model, exact, monkeypatch):
+    """Many cost hardly more than all rows that there are, and are what they are without."""
+    from hf_ebm.scoring.logits_cache import EachRowOnce
+
+    settings = SETTINGS | dict(num_particles=400, num_runs=1, num_moves=0, ladder=[1.0])
+    out = model.sample_smc(**settings)
+    assert out.num_masked_rows <= 2 + 8 + 8  # contexts of two positions of four words
+    monkeypatch.setattr(EachRowOnce, "alike", lambda self, sequences, rows: [np.arange(len(rows.source))] * 2)
+    alone = model.sample_smc(**settings)
+    assert alone.num_masked_rows == 4 * 400 and torch.equal(alone.sequences, out.sequences)
+    torch.testing.assert_close(alone.log_weights, out.log_weights, atol=1e-5, rtol=1e-5)
 
 
 def test_constraints_and_hard_energies():

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from hf_ebm.scoring.logits_cache import MaskedLogitsCache
+from hf_ebm.scoring.logits_cache import EachRowOnce, MaskedLogitsCache
 from hf_ebm.scoring.masked_batches import MaskedBatchRunner
-from hf_ebm.scoring.rows import MaskedRows, Sequences
+from hf_ebm.scoring.rows import Context, MaskedRows, Sequences
 
 FREE = torch.tensor([[True, False, True, True], [False, True, True, True]])  # column 1 and column 0 are context
 COLUMNS = (1, 2, 3)
@@ -119,6 +119,35 @@ def test_a_pool_is_run_as_far_as_it_is_unknown_and_comes_back_in_order():
     found, again = plain(sequences, both, reduce), cache(sequences, both, reduce)
     assert torch.equal(found, again) and asked == [1, 1] * 2
     assert cache.num_rows == plain.num_rows
+
+
+def test_rows_that_are_alike_run_once():
+    """Tokens, masks, read columns and bounds tell them apart, not padding; results are those of the runner alone."""
+    asked = []
+
+    def logits(ids, positions, **inputs):
+        asked.append(len(ids))
+        weights = torch.arange(1, 1 + ids.shape[1])
+        return (ids * weights).sum(1)[:, None, None] * torch.ones(*positions.shape, 4) + positions[..., None]
+
+    plain = MaskedBatchRunner(logits, 3, 4)
+    once = EachRowOnce(plain)
+    ids = torch.tensor([[7, 9, 8, 5], [9, 7, 8, 0], [7, 9, 5, 5], [9, 7, 8, 6], [7, 9, 8, 5]])
+    sequences = Sequences(ids, torch.tensor([0, 0, 0, 0, 1]), torch.tensor([4, 3, 4, 3, 4]))
+    source = torch.tensor([3, 0, 1, 2, 0, 0, 4, 2])
+    masked = torch.tensor([[1, 2], [2, 2], [1, 2], [2, 2], [2, 2], [3, 2], [2, 2], [2, 1]])
+    read = torch.tensor([[1], [2], [1], [2], [3], [2], [2], [2]])
+    rows = MaskedRows(source, masked, read)
+    reduce = lambda logits, n: torch.stack([logits[:, 0, 0], torch.arange(8.0)[n]], 1)  # noqa: E731
+    expected = plain(sequences, rows, reduce)
+    asked.clear()
+    assert torch.equal(once(sequences, rows, reduce), expected)
+    assert sum(asked) == 6 and once.num_asked == 8 and once.num_rows == plain.num_rows == 8 + 6
+    # Where sequences have a context, it would be one more thing to compare.
+    langs = {"langs": torch.arange(5)}
+    asked.clear()
+    once(Sequences(ids, sequences.start, sequences.stop, Context({}, langs)), rows, reduce)
+    assert sum(asked) == 8
 
 
 def test_rows_are_kept_at_free_positions_alone():

@@ -213,7 +213,8 @@ def _begin(
     check_avoid(model, config)
     chain_keys, chain_rows = which_chains
     chains = build_chains(model, config, chain_keys, inputs, chain_rows, further_inputs)
-    return begun(chains, config, lambda rows: model_target(model, rows, config, support, extra, token_budget), extra)
+    runner = model.masked_batch_runner(token_budget)
+    return begun(chains, config, lambda rows: model_target(model, rows, config, support, extra, runner), extra)
 
 
 def _resume(
@@ -226,7 +227,8 @@ def _resume(
 ) -> Job:
     run, config = resumed(path, asked, overrides, extra, model)
     support = proposal_support(model, config.suppress_tokens)
-    return going_on(run, config, lambda rows: model_target(model, rows, config, support, extra, token_budget))
+    runner = model.masked_batch_runner(token_budget)
+    return going_on(run, config, lambda rows: model_target(model, rows, config, support, extra, runner))
 
 
 def model_target(
@@ -235,10 +237,9 @@ def model_target(
     config: ResolvedChainConfig,
     support: Tensor,
     extra: tuple[ExtraEnergy, ...],
-    token_budget: int | None,
+    runner: Runner,
 ) -> Target:
-    """What chains of a model are after, but for their constraints."""
-    runner: Runner = model.masked_batch_runner(token_budget)
+    """What chains of a model are after, but for their constraints; `runner` runs their rows."""
     if config.targets_energy and _masks_single_sites(config):
         dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
         like = torch.empty(0, dtype=dtype, device=where_float64_is(model.input_device))

@@ -19,6 +19,7 @@ from hf_ebm.random_state import generator_of
 from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.smc import Levels, fixed, log_mean_weight, systematic
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target, as_extra_energies
+from hf_ebm.scoring.logits_cache import EachRowOnce
 from hf_ebm.scoring.rows import attended_mask
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ def particles_of(
         return build_chains(model, config, keys, inputs, None, further)
 
     def target_of(chains: Chains, config: ResolvedChainConfig) -> Target:
-        return model_target(model, chains, config, support, extra, token_budget)
+        runner = EachRowOnce(model.masked_batch_runner(token_budget))
+        return model_target(model, chains, config, support, extra, runner)
 
     prompts, length = (lengths, longest_of(config)) if ids is None else as_ids("input_ids", ids).shape
     return AskedParticles.of(config, prompts, length, chains_of, target_of, **numbers)
