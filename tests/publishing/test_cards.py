@@ -13,6 +13,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from hf_ebm.publishing.cards import Sampling, model_card
 from hf_ebm.publishing.remote_code import auto_classes, write_remote_code
+from hf_ebm.sampling.configuration import ChainGenerationConfig
 from hf_ebm.sampling.convergence import energy_diagnostics
 from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, MGSTrainer
 from tests.causal_families import completion_rows, tiny_causal
@@ -35,6 +36,14 @@ def test_what_nobody_stated_is_not_made_up():
 def test_both_energies_are_defined_as_they_are():
     local, raw = (str(model_card(tiny_energy_model(energy), name="m")) for energy in ("local", "raw"))
     assert "log softmax(z_t)[y_t]" in local and "log softmax" not in raw and "sum of the logits" in raw
+
+
+def test_what_a_card_runs_goes_with_the_settings_of_the_model(monkeypatch):
+    """It asks for no epochs: burn_in may be above what it asks for."""
+    model = tiny_energy_model()
+    monkeypatch.setattr(model, "generation_config", ChainGenerationConfig(num_epochs=50, burn_in=40))
+    (line,) = re.findall(r"^out = (model\.generate\(.*\))$", str(model_card(model, name="m")), re.MULTILINE)
+    assert eval(line, {"model": model}).samples.shape[:2] == (4, 10)
 
 
 def test_measured_sampling_is_that_of_the_chains():
