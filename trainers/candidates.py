@@ -184,7 +184,8 @@ class CandidateDecoder:
     def scores(self, pairs: SequencePairs, rows: list[int], sequences: list[torch.Tensor]) -> Scores:
         """Rewards of sequences, each of a row of the batch, on the CPU."""
         columns = columns_at(pairs.columns, rows)
-        prompts, references = [columns.pop(name, None) for name in self.text_columns] or (None, None)
+        texts = {name: columns.pop(name) for name in self.text_columns if name in columns}
+        prompts, references = [texts.get(name) for name in self.text_columns] or (None, None)
         decoded = Decoded(
             _lists(sequences),
             _lists([pairs.targets[row] for row in rows]),
@@ -193,6 +194,7 @@ class CandidateDecoder:
             self._texts if self.trainer.processing_class is not None else None,
             prompts,
             references,
+            texts,
         )
         # Models that score compute as precisely in every objective.
         with torch.autocast(pairs.targets[0].device.type, enabled=False):

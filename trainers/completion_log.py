@@ -76,9 +76,9 @@ class CompletionLog:
         if self.num_printed:
             print_table({name: values[: self.num_printed] for name, values in columns.items()}, f"{mode}, step {step}")
         table = as_table({"step": [step] * len(columns["completion"]), **columns})
-        folder = Path(self.trainer.args.output_dir or ".", FOLDER)
-        folder.mkdir(parents=True, exist_ok=True)
-        with put_in_place(folder / f"{mode}-{step:05d}.parquet") as path:
+        file = Path(self.trainer.args.output_dir or ".", FOLDER, f"{mode}-{step:05d}.parquet")
+        file.parent.mkdir(parents=True, exist_ok=True)  # the name of an evaluation set may have slashes
+        with put_in_place(file) as path:
             pyarrow.parquet.write_table(table, path)
         for tracker in self.trainer.args.report_to or []:
             if tracker in TRACKERS:

@@ -136,6 +136,13 @@ class GRPOTrainer(TaskLossTrainer):
                 f"reference_model must predict {own[0]} ids and have is_encoder_decoder={own[1]}, as the model that is "
                 f"trained, got {other[0]} and {other[1]}"
             )
+        trained = {id(one): name for name, one in self.module.named_parameters() if one.requires_grad}
+        for parameter in reference.parameters():
+            if id(parameter) in trained:
+                raise ValueError(
+                    f"reference_model must not share parameters that are trained, as {trained[id(parameter)]}; the "
+                    "reference of adapters is the model without them where no reference_model is given"
+                )
 
     @property
     def reads_targets(self) -> bool:

@@ -135,10 +135,20 @@ def check_prompt(column: str, prompt: Any, row: int) -> str:
 def has_texts(data: Any, column: str) -> bool:
     """Whether a data set, or the first of several by name, has prompts and no tokens.
 
-    A stream is read up to its first row, unless it is one that can't be read twice for all that is known.
-
     Raises:
         ValueError: for a first prompt that isn't a text.
+    """
+    row = first_row(data)
+    if row is None or column not in row or "input_ids" in row:
+        return False
+    check_prompt(column, row[column], 0)
+    return True
+
+
+def first_row(data: Any) -> Mapping[str, Any] | None:
+    """Of a data set, or of the first of several by name; None where it isn't known.
+
+    A stream is read up to its first row, unless it is one that can't be read twice for all that is known.
     """
     if isinstance(data, Mapping) and not hasattr(data, "column_names"):
         data = next(iter(data.values()), None)
@@ -147,7 +157,4 @@ def has_texts(data: Any, column: str) -> bool:
         row = next(iter(data), None)
     elif isinstance(data, (list, tuple, Dataset, torch.utils.data.Dataset)) and hasattr(data, "__len__") and len(data):
         row = data[0]
-    if not isinstance(row, Mapping) or column not in row or "input_ids" in row:
-        return False
-    check_prompt(column, row[column], 0)
-    return True
+    return row if isinstance(row, Mapping) else None

@@ -93,7 +93,8 @@ class RewardTerms:
         """Rewards of completions, each of a row of a batch.
 
         Raises:
-            ValueError: for what a function returned, naming it and the row, and what functions raise, unless skipped.
+            ValueError: for what a function returned, naming it and the row, and what functions raise, unless skipped;
+                for a sum beyond single precision.
         """
         count, groups = len(decoded.completion_ids), torch.tensor(rows)
         values, skipped = [], []
@@ -107,7 +108,10 @@ class RewardTerms:
             values.append(fill_skipped(known, missing, groups) if bool(missing.any()) else known)
             skipped.append(missing)
         found = torch.stack(values, 1)
-        return Scores(total_rewards(found, self.weights).float(), found, torch.stack(skipped, 1), decoded)
+        total = total_rewards(found, self.weights).float()
+        for row in (~total.isfinite()).nonzero()[:1, 0].tolist():
+            raise ValueError(f"reward_weights: the sum of rewards must be finite, got {float(total[row])} in row {row}")
+        return Scores(total, found, torch.stack(skipped, 1), decoded)
 
     def _refuse(self, name: str, wrong: Exception) -> None:
         if self.errors == "raise":
@@ -179,5 +183,5 @@ def with_deviations(averages: dict[str, float]) -> dict[str, float]:
     for name in averages:
         if name.startswith("rewards/") and name.endswith("/square"):
             stem = name.removesuffix("square")
-            found[f"{stem}std"] = max(0.0, found.pop(name) - averages[f"{stem}mean"] ** 2) ** 0.5
+            found[f"{stem}std"] = max(found.pop(name) - averages[f"{stem}mean"] ** 2, 0.0) ** 0.5  # or nan
     return found

@@ -6,7 +6,7 @@ They take sequence-to-sequence and causal language models, adapters of PEFT on t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -28,7 +28,7 @@ from hf_ebm.renamed import renamed_attributes
 from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
 from hf_ebm.trainers.costs import check_columns
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
-from hf_ebm.trainers.prompts import PromptCollator, has_texts, text_collator
+from hf_ebm.trainers.prompts import PromptCollator, first_row, has_texts, text_collator
 from hf_ebm.trainers.reward_functions import as_rewards
 from hf_ebm.trainers.rewards import ERRORS, RewardTerms, with_deviations
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
@@ -141,7 +141,8 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
 
     Raises:
         ValueError: for a model that cannot decode or has no end token, a cost or a reward that reads texts without a
-            `processing_class`, both a cost and rewards, several GPUs in one process, and what `ObjectiveTrainer`
+            `processing_class`, both a cost and rewards, several data sets to train on or one that has neither prompts
+            nor what the model takes, several GPUs in one process, and what `ObjectiveTrainer`
             refuses.
     """
 
@@ -186,6 +187,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         if self._own_use_cache is not None:  # whether to cache is said in every call here
             self.model.config.use_cache = self._own_use_cache
         data = self.eval_dataset if self.train_dataset is None else self.train_dataset
+        self._check_data(data)
         of_texts = self._collates and has_texts(data, self.args.prompt_column)
         rewards = self._reward_terms(of_texts)
         if rewards.needs_texts and self.processing_class is None:
@@ -207,6 +209,21 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             if self.accelerator.dispatch_batches is None:  # of a stream; texts can't be sent to other processes
                 self.accelerator.dataloader_config.dispatch_batches = False
             self.row_must_have = f"{self.args.reference_column}: row {{row}} must have a text"
+
+    def _check_data(self, data: Any) -> None:
+        """Raises `ValueError` for several data sets to train on, and for one with neither tokens nor prompts."""
+        if isinstance(self.train_dataset, Mapping) and 0 not in self.train_dataset:
+            names = ", ".join(map(str, self.train_dataset))
+            raise ValueError(f"train_dataset must be one data set, got several by name: {names}")
+        row = first_row(data) if self._collates else None
+        self._set_signature_columns_if_needed()
+        known = {self.args.prompt_column, *(self._signature_columns or ())}
+        if row is not None and known.isdisjoint(row):
+            which = "eval_dataset" if self.train_dataset is None else "train_dataset"
+            raise ValueError(
+                f"{which} must have a column {self.args.prompt_column!r} (by prompt_column) or one that the model "
+                f"takes, got {', '.join(row) or 'none'}"
+            )
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """The Trainer's; of texts all columns are kept, for the collator."""

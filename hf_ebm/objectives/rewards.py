@@ -7,7 +7,6 @@ reward `-cost`. Of N completions F functions give values (N, F), nan where one h
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from hf_ebm.checks import listed, number, shown
 from hf_ebm.objectives.costs import NamedParameters, SequenceCost, columns_for
 
 Ids = list[list[int]]
+_LARGEST = torch.finfo(torch.float32).max  # sums of rewards are of single precision
 GIVEN = ("completions", "prompts", "references", "completion_ids", "prompt_ids", "reference_ids")
 
 
@@ -32,6 +32,7 @@ class Decoded:
         columns: of the data set, what the model doesn't take.
         decode: token ids as texts; None without a tokenizer.
         prompt_texts, reference_texts: as the data set has them, in place of what `decode` makes of ids.
+        text_columns: these by the names of their columns.
     """
 
     completion_ids: Ids
@@ -41,6 +42,7 @@ class Decoded:
     decode: Callable[[Ids], list[str]] | None = None
     prompt_texts: Sequence | None = None
     reference_texts: Sequence | None = None
+    text_columns: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def completions(self) -> list[str]:
@@ -89,7 +91,8 @@ class RewardFunction:
 
     def __call__(self, decoded: Decoded) -> Any:
         """What the function returns; `ValueError` for a column or prompts that it needs and that aren't there."""
-        wanted = columns_for(self.name, self.parameters, decoded.columns, GIVEN, "reward")
+        texts = {name: values for name, values in decoded.text_columns.items() if name not in GIVEN}
+        wanted = columns_for(self.name, self.parameters, {**texts, **decoded.columns}, GIVEN, "reward")
         for name in GIVEN:
             if not self.parameters.takes(name):
                 continue
@@ -158,7 +161,7 @@ def reward_values(name: str, returned: object, count: int) -> tuple[torch.Tensor
     missing = torch.zeros(count, dtype=torch.bool)
     for row, value in enumerate(found):
         as_float = float(value) if isinstance(value, (bool, np.bool_)) else number(value)
-        if as_float is not None and math.isfinite(as_float):
+        if as_float is not None and abs(as_float) <= _LARGEST:
             values[row] = as_float
         else:
             missing[row] = value is not None
@@ -172,8 +175,8 @@ def fill_skipped(values: torch.Tensor, skipped: torch.Tensor, groups: torch.Tens
     """Values (N,) with the mean of a group's others in place of those that are skipped.
 
     So a candidate whose reward isn't known is no better and no worse than the others of its prompt: its advantage over
-    their mean is 0, and theirs are what they would be without it. Where a group has no other, it is the mean of all;
-    where there is none at all, it stays nan, and the function is left out.
+    their mean is 0, and theirs over the mean are what they would be without it. Where a group has no other, it is the
+    mean of all; where there is none at all, it stays nan, and the function is left out.
 
     Args:
         values: nan where there is none.

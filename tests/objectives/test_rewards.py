@@ -57,7 +57,9 @@ def test_none_is_not_applicable_and_no_error():
     assert math.isnan(values[0]) and values[1] == 2 and not bool(missing.any()) and wrong is None
 
 
-@pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf, "0.5", [1.0], 1j, torch.tensor(NAN), np.float32(math.inf)])
+@pytest.mark.parametrize(
+    "bad", [NAN, math.inf, -math.inf, 1e39, "0.5", [1.0], 1j, torch.tensor(NAN), np.float32(math.inf)]
+)
 def test_what_is_no_number_names_function_and_row(bad):
     values, missing, wrong = reward_values("mine", [1.0, None, bad, 2.0], 4)
     assert missing.tolist() == [False, False, True, False]

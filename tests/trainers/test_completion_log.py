@@ -119,6 +119,20 @@ def test_an_evaluation_has_a_table_of_its_name(tmp_path, capsys):
     assert [prompt in first for prompt in ("a b c", "d", "i j k")] == [True, True, False]  # two of three rows
 
 
+def test_names_of_evaluation_sets_may_have_slashes(tmp_path):
+    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 2, "log_completions": True}
+    trainer = trainer_of(
+        "self-critical",
+        "bart",
+        tmp_path,
+        eval_dataset={"wmt/de": TEXTS[:1]},
+        reward_funcs=[closeness, of_topic],
+        **settings,
+    )
+    trainer.train()
+    assert len(rows_of(tmp_path / "completions" / "eval_wmt" / "de-00002.parquet")) == 1
+
+
 def test_ids_and_costs_without_a_tokenizer(tmp_path):
     """And samples of several updates, which are told of once."""
     settings = {"num_iterations": 2, "max_steps": 3, "log_completions": True, "num_completions_to_print": 0}

@@ -132,6 +132,10 @@ def test_a_reference_model_that_is_given_is_the_reference(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             made(model, reference)
+    base = tiny_causal()
+    adapted = get_peft_model(base, LoraConfig(target_modules=["c_attn"]))
+    with pytest.raises(ValueError, match=r"reference_model must not share parameters that are trained, as .*lora_A"):
+        made(adapted, base)
 
 
 def test_groups_without_a_difference_say_nothing(tmp_path):

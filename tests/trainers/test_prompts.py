@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForSeq2Seq, GenerationConfig
 
@@ -266,3 +266,37 @@ def test_what_is_no_text_is_refused(tmp_path):
         trainer_of("self-critical", "bart", tmp_path, TEXTS[:1], processing_class=short).train()
     with pytest.raises(ValueError, match="reference: row 1 has 5 tokens, more than the 3 allowed"):
         PromptCollator(short, True, END, PAD)([{"prompt": "a"}, TEXTS[1]])
+
+
+@pytest.mark.parametrize("columns", [("prompt", "reference"), ("source", "completions")])
+def test_rewards_read_prompts_and_references_as_their_columns_are_called(columns, tmp_path):
+    prompt, reference = columns
+    data = [{prompt: row["prompt"], reference: row["reference"], "topic": row["topic"]} for row in TEXTS]
+    seen = []
+
+    def by_column(completions, prompts, references, topic, **others):
+        assert others[prompt] == prompts
+        assert reference == "completions" or others[reference] == references
+        seen.extend(topic)
+        return [float(len(text)) for text in completions]
+
+    def with_reference(predictions, reference):  # of a cost the second parameter is the reference, whatever its name
+        return [float(one != other) for one, other in zip(predictions, reference, strict=True)]
+
+    names = {"prompt_column": prompt, "reference_column": reference}
+    trainer_of("self-critical", "bart", tmp_path, data, reward_funcs=by_column, **names).train()
+    assert seen
+    trainer_class, config_class, own = KINDS["self-critical"]
+    args = config_class(str(tmp_path), **{**ONE_STEP, **own, **names})
+    given = {"train_dataset": data, "processing_class": tokenizer_of()}
+    trainer_class(model_of("bart"), args, cost=with_reference, **given).train()
+
+
+def test_data_sets_that_are_none_or_several_are_refused(tmp_path):
+    for several in (DatasetDict(train=Dataset.from_list(TEXTS)), {"train": TEXTS}):
+        with pytest.raises(ValueError, match="train_dataset must be one data set, got several by name: train"):
+            trainer_of("self-critical", "bart", tmp_path, several)
+    other = [{"source": "a", "target": "b"}]
+    for data in (other, Dataset.from_list(other), Dataset.from_list(other).to_iterable_dataset()):
+        with pytest.raises(ValueError, match=r"train_dataset must have a column 'prompt' .*got source, target"):
+            trainer_of("self-critical", "bart", tmp_path, data)

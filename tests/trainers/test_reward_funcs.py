@@ -23,7 +23,7 @@ from hf_ebm.objectives.rewards import Decoded
 from hf_ebm.objectives.sequence_costs import normalized_edit_distance
 from hf_ebm.trainers import MGSTrainer, MinimumRiskConfig
 from hf_ebm.trainers.reward_functions import MetricReward, RewardModel, as_rewards
-from hf_ebm.trainers.rewards import RewardTerms
+from hf_ebm.trainers.rewards import RewardTerms, with_deviations
 from tests.causal_families import collate_right, completion_rows, tiny_causal
 from tests.models.tokenizers_for_tests import small_tokenizer
 from tests.seq2seq_families import tiny_seq2seq
@@ -238,6 +238,20 @@ def test_a_function_that_raises_or_miscounts_leaves_the_others(caplog):
         2,
         2,
     ]
+
+
+def test_a_sum_beyond_single_precision_is_no_reward():
+    terms = RewardTerms(as_rewards(lambda completions: [3e38, 1.0], True, CPU), weights=[2.0])
+    with pytest.raises(ValueError, match="reward_weights: the sum of rewards must be finite, got inf in row 0"):
+        terms(decoded(), [0, 0])
+
+
+def test_of_what_is_never_applicable_neither_mean_nor_deviation_is_known():
+    terms = RewardTerms(as_rewards(lambda completions: [None, None], True, CPU))
+    sums = terms.sums(terms(decoded(), [0, 1]), CPU)
+    averages = {name: float(total) / float(count) if count else math.nan for name, (total, count) in sums.items()}
+    found = with_deviations(averages)
+    assert math.isnan(found["rewards/<lambda>/mean"]) and math.isnan(found["rewards/<lambda>/std"])
 
 
 def test_async_functions_wait_together_in_one_loop():
