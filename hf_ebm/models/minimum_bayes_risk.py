@@ -162,7 +162,7 @@ def mbr_decode(
             `candidates`.
 
     Raises:
-        ValueError: as of `mbr`; for sources that aren't texts.
+        ValueError: as of `mbr`; for sources that aren't texts, and `num_return_sequences` among the settings.
 
     Example:
         >>> from hf_ebm.assets import load_embedded_causal
@@ -174,6 +174,8 @@ def mbr_decode(
     sources = as_texts("sources", sources)
     count, batch_size = as_whole("num_candidates", num_candidates, 2), as_whole("batch_size", batch_size, 1)
     check_choice("candidates", candidates, ("sampling", "beams"))
+    if "num_return_sequences" in settings:
+        raise ValueError("settings must not have num_return_sequences, which is num_candidates here")
     way = {"do_sample": True, "top_k": 0, "num_beams": 1} if candidates == "sampling" else {
         "do_sample": False, "num_beams": count,
     }  # fmt: skip

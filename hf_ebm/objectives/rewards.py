@@ -162,7 +162,7 @@ def reward_values(name: str, returned: object, count: int) -> tuple[torch.Tensor
     for row, value in enumerate(found):
         as_float = float(value) if isinstance(value, (bool, np.bool_)) else number(value)
         if as_float is not None and abs(as_float) <= _LARGEST:
-            values[row] = as_float
+            values[row] = as_float + 0.0  # no -0
         else:
             missing[row] = value is not None
     error = None

@@ -52,6 +52,11 @@ def test_numbers_of_any_type_are_read(returned):
     assert not bool(missing.any()) and wrong is None
 
 
+def test_nothing_is_not_negative():
+    values, _, _ = reward_values("mine", [-0.0], 1)
+    assert not bool(values.signbit().any())
+
+
 def test_none_is_not_applicable_and_no_error():
     values, missing, wrong = reward_values("mine", [None, 2], 2)
     assert math.isnan(values[0]) and values[1] == 2 and not bool(missing.any()) and wrong is None
