@@ -153,10 +153,23 @@ def generation_limit(model: PreTrainedModel) -> int | None:
 def target_length(model: PreTrainedModel) -> int | None:
     """How long a row the decoder of a model has a table of positions for, `None` where it computes them."""
     decoder = model.get_decoder() if model.config.is_encoder_decoder else model
-    tables = (name for name, module in decoder.named_modules() if isinstance(module, nn.Embedding))
-    if not any(name.endswith(("embed_positions", "position_embeddings", "wpe")) for name in tables):
+    return generation_limit(model) if _looks_positions_up(decoder) else None
+
+
+def source_length(model: PreTrainedModel) -> int | None:
+    """How long a row the encoder of an encoder-decoder has a table of positions for, `None` where it computes them."""
+    encoder = model.get_encoder()
+    if not _looks_positions_up(encoder):
         return None
-    return generation_limit(model)
+    config = encoder.config
+    stated = (getattr(config, name, None) for name in ("max_encoder_position_embeddings", "max_position_embeddings"))
+    lengths = next((length for length in stated if length), None), _table_length(encoder)
+    return min((length for length in lengths if length is not None), default=None)
+
+
+def _looks_positions_up(model: nn.Module) -> bool:
+    tables = (name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return any(name.endswith(("embed_positions", "position_embeddings", "wpe")) for name in tables)
 
 
 def _stated(model: PreTrainedModel, name: str) -> Limit | None:

@@ -24,6 +24,7 @@ from hf_ebm.trainers.targets import (
     check_labels,
     check_logits_fit,
     check_positions,
+    check_sources,
     encoder_inputs,
     given_inputs,
     length_terms,
@@ -84,6 +85,7 @@ class Seq2SeqObjectiveTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
         check_labels(self.module, inputs)
+        check_sources(self.module, inputs)
         check_positions(self.module, inputs["labels"], inputs.get("attention_mask"))
         if self.model.training:
             check_logits_fit("per_device_train_batch_size, max_target_length", inputs["labels"].shape, self.module)

@@ -40,7 +40,14 @@ from hf_ebm.relaxations.stepwise import StepwiseDecoder, check_layers_stay
 from hf_ebm.trainers.costs import COLUMNS, check_columns, without_columns
 from hf_ebm.trainers.objective import LossTerms, StockArguments, check_sharding, takes_stock_arguments
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig, Seq2SeqObjectiveTrainer
-from hf_ebm.trainers.targets import check_labels, check_logits_fit, check_one_gpu, check_positions, encoder_inputs
+from hf_ebm.trainers.targets import (
+    check_labels,
+    check_logits_fit,
+    check_one_gpu,
+    check_positions,
+    check_sources,
+    encoder_inputs,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -393,6 +400,7 @@ class SoftBeamTrainer(Seq2SeqObjectiveTrainer):
     def check_batch(self, inputs: dict) -> None:
         """Only the hinge reads targets beyond `max_search_steps`; logits are kept of every beam."""
         check_labels(self.module, inputs)
+        check_sources(self.module, inputs)
         args, searched = self.args, inputs["labels"][:, : self.args.max_search_steps]
         read = searched if args.loss == "direct" else inputs["labels"]
         check_positions(self.module, read, inputs.get("attention_mask"))

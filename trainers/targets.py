@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import EvalPrediction, GenerationConfig, PreTrainedModel, Trainer
 
-from hf_ebm.model_facts import num_outputs, target_length
+from hf_ebm.model_facts import num_outputs, source_length, target_length
 from hf_ebm.objectives.losses import IGNORED
 from hf_ebm.runtime import check_fits, logit_bytes
 from hf_ebm.trainers.costs import COLUMNS
@@ -64,6 +64,21 @@ def check_positions(model: PreTrainedModel, labels: torch.Tensor, attention_mask
         row = int(lengths.argmax())
         raise ValueError(
             f"{name}: row {row} has {int(lengths[row])} tokens, the model has positions for {limit}; shorten it"
+        )
+
+
+def check_sources(model: PreTrainedModel, inputs: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a source that the encoder has no positions for, padding included."""
+    ids: torch.Tensor | None = inputs.get("input_ids")
+    if ids is None or not model.config.is_encoder_decoder:
+        return
+    limit = source_length(model)
+    if limit is not None and ids.shape[1] > limit:
+        mask = inputs.get("attention_mask")
+        row = 0 if mask is None else int(mask.sum(1).argmax())
+        raise ValueError(
+            f"input_ids: row {row} makes the batch {ids.shape[1]} tokens long, the encoder has positions for {limit}; "
+            "shorten it"
         )
 
 

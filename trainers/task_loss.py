@@ -39,6 +39,7 @@ from hf_ebm.trainers.targets import (
     check_logits_fit,
     check_one_gpu,
     check_positions,
+    check_sources,
     given_inputs,
     num_rows,
 )
@@ -291,6 +292,7 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
     def check_batch(self, inputs: dict) -> None:
         """Raises `ValueError` for a batch without labels, or with some that the model cannot predict."""
         check_labels(self.module, inputs)
+        check_sources(self.module, inputs)
         if self.reads_targets:
             check_positions(self.module, inputs["labels"], inputs.get("attention_mask"))
         if self.model.training:

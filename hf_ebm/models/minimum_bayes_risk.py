@@ -21,7 +21,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_ebm.checks import as_whole, check_choice, check_tokenizer
-from hf_ebm.model_facts import special_ids
+from hf_ebm.model_facts import generation_limit, source_length, special_ids
 from hf_ebm.model_modes import evaluation_mode
 from hf_ebm.objectives.bayes_risk import mbr_choice, pairwise_costs
 from hf_ebm.objectives.completions import ends_at, pad_left, pad_right
@@ -162,7 +162,8 @@ def mbr_decode(
             `candidates`.
 
     Raises:
-        ValueError: as of `mbr`; for sources that aren't texts, and `num_return_sequences` among the settings.
+        ValueError: as of `mbr`; for sources that aren't texts or for which the model has no positions, and
+            `num_return_sequences` among the settings.
 
     Example:
         >>> from hf_ebm.assets import load_embedded_causal
@@ -194,11 +195,19 @@ def mbr_decode(
 def _inputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: list[str]) -> dict[str, Tensor]:
     """Sources as an encoder reads them, or as prompts, without the end that a tokenizer may put behind a text."""
     if model.config.is_encoder_decoder:
-        batch = tokenizer(sources, padding=True, return_tensors="pt")
+        batch, limit = tokenizer(sources, padding=True, return_tensors="pt"), source_length(model)
+        if limit is not None and batch["input_ids"].shape[1] > limit:
+            raise ValueError(
+                f"sources must have at most {limit} tokens, the positions of the encoder, got "
+                f"{batch['input_ids'].shape[1]}"
+            )
         return {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
     ends = special_ids("eos_token_id", model.generation_config, model.config)
     if not ends:
         raise ValueError("generation_config must have an eos_token_id, got none: no end of a prompt can be told")
     prompts = [torch.tensor(ids, device=model.device) for ids in prompt_encoder(tokenizer, ends[0])(sources)]
+    limit, longest = generation_limit(model), max(map(len, prompts))
+    if limit is not None and longest >= limit:
+        raise ValueError(f"sources must leave room for a token, got one of {longest} with {limit} positions")
     ids, mask = pad_left(prompts, [*special_ids("pad_token_id", model.generation_config, model.config), *ends][0])
     return {"input_ids": ids, "attention_mask": mask}

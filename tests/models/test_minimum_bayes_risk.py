@@ -95,6 +95,7 @@ def test_refusals():
     for changes, message in (
         ({"sources": [3]}, "sources"), ({"candidates": "greedy"}, "candidates must be one of"),
         ({"num_candidates": 1}, "num_candidates must be a whole number from 2"),
+        ({"sources": ["and god said " * 100]}, "sources must leave room for a token"),
         ({"num_return_sequences": 4}, "settings must not have num_return_sequences, which is num_candidates here"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

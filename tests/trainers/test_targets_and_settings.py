@@ -5,7 +5,7 @@ import torch
 import transformers as tf
 from transformers import LogitsProcessor
 
-from hf_ebm.model_facts import cached_length
+from hf_ebm.model_facts import cached_length, source_length
 from hf_ebm.trainers import (
     MGSConfig,
     MGSTrainer,
@@ -87,6 +87,35 @@ def test_targets_beyond_a_table_of_positions_are_refused_by_row(kind, family, tm
     data = [*long_rows(64), *long_rows(65)[:1]]
     with pytest.raises(ValueError, match=r"labels: row 2 has 65 tokens, .*positions for 64"):
         trainer_of(kind, tmp_path, tiny_seq2seq(family), data).train()
+
+
+def takes(model, length):
+    """Whether a forward of the model itself takes a source of so many tokens."""
+    ids = torch.full((1, length), 5)
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=torch.tensor([[1, 4]]))
+    except (IndexError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_encoder_s_positions_are_those_that_its_forward_has(family):
+    model = tiny_seq2seq(family).eval()
+    limit = source_length(model)
+    if limit is None:
+        assert takes(model, 600)
+    else:
+        assert takes(model, limit) and not takes(model, limit + 1)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *ON_COSTS])
+def test_sources_beyond_a_table_of_positions_are_refused_by_row(kind, tmp_path):
+    data = rows(3)
+    data[1] |= {"input_ids": torch.full((65,), 5), "attention_mask": torch.ones(65, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"input_ids: row 1 makes the batch 65 .*positions for 64"):
+        trainer_of(kind, tmp_path, tiny_seq2seq("bart"), data).train()
 
 
 def test_targets_that_no_decoder_reads_may_be_of_any_length(tmp_path):
