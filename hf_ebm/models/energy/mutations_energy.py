@@ -393,7 +393,7 @@ class _Joint:
                 continue
             uniforms = torch.from_numpy(generator_of(seed, *sites).random((num_draws, len(sites))))
             draws = drawn_fills(self.runner, space, uniforms.to(space.ids.device), range(len(sites)))
-            partition = estimated_log_partition(log_weights(self.runner, space, draws, self.energy, 1.0, None))
+            partition = estimated_log_partition(log_weights(self.runner, space, draws, self.energy, 1.0, None).cpu())
             ids = space.filled(self._chosen(members).to(space.ids.device))
             energies = fill_energies(self.runner, space, ids, self.energy).cpu()
             scores[members], errors[members] = -energies - partition.value, partition.error
