@@ -40,7 +40,34 @@ class _Compared(NamedTuple):
     holding: NDArray
 
 
-class MaskedLogitsCache(Runner):
+class SparingRunner(Runner):
+    """Runs rows through another runner, and not all that it is asked for.
+
+    Args:
+        runner: runs the others.
+    """
+
+    def __init__(self, runner: Runner):
+        self.runner, self.asked = runner, 0
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        return self.runner.num_rows
+
+    @property
+    def num_asked(self) -> int:
+        return self.asked
+
+    @property
+    def mask_id(self) -> int:
+        return self.runner.mask_id
+
+    @property
+    def dtype(self) -> torch.dtype | None:  # type: ignore[override]
+        return self.runner.dtype
+
+
+class MaskedLogitsCache(SparingRunner):
     """Runs masked rows through a runner, but for those whose logits it has.
 
     Every pool is of the same B sequences, on the host, where all is but these logits.
@@ -53,7 +80,8 @@ class MaskedLogitsCache(Runner):
     """
 
     def __init__(self, runner: Runner, free: Tensor, vocab_size: int, like: Tensor):
-        self.runner, self.free, self.asked = runner, free.numpy(), 0
+        super().__init__(runner)
+        self.free = free.numpy()
         # Logits lie in slots, numbered along the free positions of a sequence, whatever is between them.
         self.slots = int(self.free.sum(1).max())
         self.slot = self.free.cumsum(1) - 1 + 2 * self.slots * np.arange(len(free))[:, None]
@@ -75,22 +103,6 @@ class MaskedLogitsCache(Runner):
             return cls(runner, free, vocab_size, like)
         except torch.OutOfMemoryError:
             return runner
-
-    @property
-    def num_rows(self) -> int:  # type: ignore[override]
-        return self.runner.num_rows
-
-    @property
-    def num_asked(self) -> int:
-        return self.asked
-
-    @property
-    def mask_id(self) -> int:
-        return self.runner.mask_id
-
-    @property
-    def dtype(self) -> torch.dtype | None:  # type: ignore[override]
-        return self.runner.dtype
 
     def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
         """Rows of single free positions are run as far as they are missing, then all of them are read."""
@@ -196,7 +208,7 @@ class MaskedLogitsCache(Runner):
         return to_device(torch.from_numpy(place), self.logits.device)
 
 
-class EachRowOnce(Runner):
+class EachRowOnce(SparingRunner):
     """Runs rows of a pool that are alike once: particles of one prompt begin with the same one.
 
     Alike are rows whose tokens, masks and read columns are the same, of sequences on the host that have no context.
@@ -204,25 +216,6 @@ class EachRowOnce(Runner):
     Args:
         runner: runs one of each.
     """
-
-    def __init__(self, runner: Runner):
-        self.runner, self.asked = runner, 0
-
-    @property
-    def num_rows(self) -> int:  # type: ignore[override]
-        return self.runner.num_rows
-
-    @property
-    def num_asked(self) -> int:
-        return self.asked
-
-    @property
-    def mask_id(self) -> int:
-        return self.runner.mask_id
-
-    @property
-    def dtype(self) -> torch.dtype | None:  # type: ignore[override]
-        return self.runner.dtype
 
     def parts(self, sequences: Sequences, rows: MaskedRows, reduce: Reducer) -> tuple[list[Tensor], list[NDArray]]:
         """One of each is run, and its logits are given on for all that are like it."""

@@ -27,7 +27,7 @@ from hf_ebm.sampling.sampler import ChainKey, check_run_fits
 from hf_ebm.sampling.smc import falling, fixed, log_mean_weight, reweighting, stepping_stones
 from hf_ebm.sampling.target import EnergyFunction, ExtraEnergy, Target
 from hf_ebm.scoring.joint_fills import FillSpace, Slot, independent_tables, joint_tables, summarized
-from hf_ebm.scoring.logits_cache import EachRowOnce, MaskedLogitsCache
+from hf_ebm.scoring.logits_cache import SparingRunner
 
 if TYPE_CHECKING:
     from hf_ebm.models.energy.modeling_energy import EnergyModel
@@ -264,7 +264,7 @@ def _enumerated(asked: AskedParticles) -> tuple[LogPartition, LogPartition, int]
     keys = [ChainKey(prompt, 0) for prompt in range(asked.num_prompts)]
     annealing, chains = replace(asked, num_particles=1).prepared(keys, 0)
     target, runner = annealing.target, annealing.target.runner
-    while isinstance(runner, MaskedLogitsCache | EachRowOnce):  # no two rows are alike, and they are of no particles
+    while isinstance(runner, SparingRunner):  # no two rows are alike, and they are of no particles
         runner = runner.runner
     spaces = [_space(target, chains, prompt) for prompt in range(asked.num_prompts)]
     dtype = torch.float64 if runner.dtype == torch.float64 else torch.float32
