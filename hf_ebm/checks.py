@@ -7,6 +7,7 @@ dimensions, a `Fraction` or a `Decimal`. Truth values and texts are no numbers, 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import os
@@ -40,7 +41,9 @@ def shown(value: object) -> str:
 
 
 def name_of(function: object) -> str:
-    """How an error calls a callable."""
+    """How errors and logs call a callable."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 

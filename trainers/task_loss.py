@@ -188,8 +188,8 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
         if self._own_use_cache is not None:  # whether to cache is said in every call here
             self.model.config.use_cache = self._own_use_cache
         data = self.eval_dataset if self.train_dataset is None else self.train_dataset
-        self._check_data(data)
         of_texts = self._collates and has_texts(data, self.args.prompt_column)
+        self._check_data(of_texts)
         rewards = self._reward_terms(of_texts)
         if rewards.needs_texts and self.processing_class is None:
             kind = "reward" if rewards.logs else "cost"
@@ -211,20 +211,27 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
                 self.accelerator.dataloader_config.dispatch_batches = False
             self.row_must_have = f"{self.args.reference_column}: row {{row}} must have a text"
 
-    def _check_data(self, data: Any) -> None:
-        """Raises `ValueError` for several data sets to train on, and for one with neither tokens nor prompts."""
-        if isinstance(self.train_dataset, Mapping) and 0 not in self.train_dataset:
-            names = ", ".join(map(str, self.train_dataset))
+    def _check_data(self, of_texts: bool) -> None:
+        """Raises `ValueError` for several data sets to train on, and for any with neither tokens nor prompts."""
+        train, evaluated = self.train_dataset, self.eval_dataset
+        if isinstance(train, Mapping) and 0 not in train:
+            names = ", ".join(map(str, train))
             raise ValueError(f"train_dataset must be one data set, got several by name: {names}")
-        row = first_row(data) if self._collates else None
+        if not self._collates:
+            return
+        given = {"train_dataset": train, "eval_dataset": evaluated}
+        if isinstance(evaluated, Mapping):
+            given |= {f"eval_dataset[{name!r}]": one for name, one in evaluated.items()}
         self._set_signature_columns_if_needed()
-        known = {self.args.prompt_column, *(self._signature_columns or ())}
-        if row is not None and known.isdisjoint(row):
-            which = "eval_dataset" if self.train_dataset is None else "train_dataset"
-            raise ValueError(
-                f"{which} must have a column {self.args.prompt_column!r} (by prompt_column) or one that the model "
-                f"takes, got {', '.join(row) or 'none'}"
-            )
+        known = {self.args.prompt_column, *(() if of_texts else self._signature_columns or ())}
+        of_model = "" if of_texts else " or one that the model takes"
+        for name, data in given.items():
+            row = first_row(data)
+            if row is not None and known.isdisjoint(row):
+                raise ValueError(
+                    f"{name} must have a column {self.args.prompt_column!r} (by prompt_column){of_model}, got "
+                    f"{', '.join(row) or 'none'}"
+                )
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """The Trainer's; of texts all columns are kept, for the collator."""

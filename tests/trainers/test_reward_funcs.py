@@ -4,6 +4,7 @@ import asyncio
 import copy
 import math
 import threading
+from functools import partial
 
 import evaluate
 import numpy as np
@@ -367,7 +368,6 @@ def test_what_is_no_reward_is_refused(tmp_path):
         MinimumRiskConfig(str(tmp_path), reward_errors="ignore")
     with pytest.raises(ValueError, match="the reward '<lambda>' reads texts"):
         trainer_of("mgs", tmp_path, lambda completions: [1.0])
-    names = [
-        term.name for term in as_rewards([lambda completions: [], lambda completions: [], "neg_repetition"], True, CPU)
-    ]
-    assert names == ["<lambda>", "<lambda>#2", "neg_repetition"]
+    same = [lambda completions: [], lambda completions: [], partial(with_deviations, {})]
+    names = [term.name for term in as_rewards([*same, "neg_repetition"], True, CPU)]
+    assert names == ["<lambda>", "<lambda>#2", "with_deviations", "neg_repetition"]
