@@ -185,7 +185,7 @@ def test_as_cost():
     length.reads = "ids"
     assert as_cost(length).reads == "ids"
     partial = as_cost(functools.partial(sentence_bleu_cost, tokenize="13a"))
-    assert (partial.name, float(partial(["a dog."], ["a dog ."]))) == ("partial", 0)
+    assert (partial.name, float(partial(["a dog."], ["a dog ."]))) == ("sentence_bleu_cost", 0)
     length.reads = "words"
     with pytest.raises(ValueError, match="reads of the cost length must be one of 'texts', 'ids', got 'words'"):
         as_cost(length)
