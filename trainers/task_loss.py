@@ -219,13 +219,14 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             raise ValueError(f"train_dataset must be one data set, got several by name: {names}")
         if not self._collates:
             return
-        given = {"train_dataset": train, "eval_dataset": evaluated}
         if isinstance(evaluated, Mapping):
-            given |= {f"eval_dataset[{name!r}]": one for name, one in evaluated.items()}
+            sets = {f"eval_dataset[{name!r}]": one for name, one in evaluated.items()}
+        else:
+            sets = {"eval_dataset": evaluated}
         self._set_signature_columns_if_needed()
         known = {self.args.prompt_column, *(() if of_texts else self._signature_columns or ())}
         of_model = "" if of_texts else " or one that the model takes"
-        for name, data in given.items():
+        for name, data in {"train_dataset": train, **sets}.items():
             row = first_row(data)
             if row is not None and known.isdisjoint(row):
                 raise ValueError(

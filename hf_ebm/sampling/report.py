@@ -162,15 +162,16 @@ def report_of(
         modes,
         round_trips,
         worst,
-        None
-        if target is None
-        else 0.0
-        if facts.is_one
-        else math.inf
-        if math.isnan(worst)
-        else max(0.0, worst - target),
+        None if target is None else _missed_by(target, worst, facts.is_one),
         advice.format_map(facts._asdict()),
     )
+
+
+def _missed_by(target: float, worst: float, is_one: bool) -> float:
+    """By how much R-hat is above a target: 0 where there is nothing to mix, infinite where it can't be told."""
+    if is_one:
+        return 0.0
+    return math.inf if math.isnan(worst) else max(0.0, worst - target)
 
 
 class _Facts(NamedTuple):

@@ -300,7 +300,7 @@ def test_data_sets_that_are_none_or_several_are_refused(tmp_path):
     for data in (other, Dataset.from_list(other), Dataset.from_list(other).to_iterable_dataset()):
         with pytest.raises(ValueError, match=r"train_dataset must have a column 'prompt' .*got source, target"):
             trainer_of("self-critical", "bart", tmp_path, data)
-    for sets, name in ((other, "eval_dataset"), ({"fine": TEXTS, "wrong": other}, r"eval_dataset\['wrong'\]")):
+    for sets, name in ((other, "eval_dataset"), ({"wrong": other, "fine": TEXTS}, r"eval_dataset\['wrong'\]")):
         with pytest.raises(ValueError, match=rf"{name} must have a column 'prompt' \(by prompt_column\), got source"):
             trainer_of("self-critical", "bart", tmp_path, TEXTS, eval_dataset=sets)
     tokens = [{"input_ids": [4, 5], "labels": [6, 2]}]
