@@ -100,9 +100,17 @@ def takes(model, length):
     return True
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def two_robertas():
+    """Positions of this kind begin behind the padding index: fewer than the configuration says."""
+    sizes = dict(vocab_size=41, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    decoder = tf.RobertaConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    encoder = tf.RobertaModel(tf.RobertaConfig(**sizes, max_position_embeddings=66))
+    return tf.EncoderDecoderModel(encoder=encoder, decoder=tf.RobertaForCausalLM(decoder))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "two robertas"])
 def test_an_encoder_s_positions_are_those_that_its_forward_has(family):
-    model = tiny_seq2seq(family).eval()
+    model = (two_robertas() if family == "two robertas" else tiny_seq2seq(family)).eval()
     limit = source_length(model)
     if limit is None:
         assert takes(model, 600)
