@@ -83,11 +83,23 @@ def test_methods_that_are_left_out_take_their_modules_along(kind, tmp_path):
     assert any("joint_fills" in name for name in files) == (kind == "energy")
 
 
-def test_published_minimum_bayes_risk_decoding_is_that_of_the_package(tmp_path, monkeypatch):
+@pytest.fixture
+def modules_apart(tmp_path, monkeypatch):
+    """Published code is imported from a folder of its own, and nothing of it stays for the tests that come after."""
+
+    def taken() -> dict:
+        return {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("transformers_modules")}
+
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)  # of another folder
+    others = taken()
+    yield
+    taken()
+    sys.modules.update(others)
+
+
+@pytest.mark.usefixtures("modules_apart")
+def test_published_minimum_bayes_risk_decoding_is_that_of_the_package(tmp_path):
     write_custom_generate(tmp_path / "mbr", "mbr")
     model, found = tiny_seq2seq("bart").eval(), []
     settings = {"do_sample": True, "num_return_sequences": 5, "max_new_tokens": 4, "num_references": 3}
