@@ -241,6 +241,7 @@ def main() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     results = RESULTS / "quick" if arguments.quick else RESULTS
+    storage.Record.path = None if arguments.quick else RESULTS / "runs.jsonl"
     out_of_time, failed = [], []
     for name in names:
         try:
@@ -267,6 +268,9 @@ def run(name: str, quick: bool, results: Path, folder: Path) -> None:
     if isinstance(experiments, ExperimentCache | ResidualCache):
         experiments.trials.clear()
         report.raw["trials"] = experiments.trials
+    if isinstance(experiments, ExperimentCache):
+        experiments.machines.clear()
+        report.machines = experiments.machines
     TABLES[name].fill(experiments, report)
     print(report.save(results, sum(experiments.used.values())), flush=True)
 

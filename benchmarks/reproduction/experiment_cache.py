@@ -23,7 +23,15 @@ from transformers import (
     set_seed,
 )
 
-from benchmarks.reproduction.storage import digest, kept, kept_run, train_on, training_time, until_converged
+from benchmarks.reproduction.storage import (
+    Record,
+    digest,
+    kept,
+    kept_run,
+    train_on,
+    training_time,
+    until_converged,
+)
 from benchmarks.reproduction.tasks import REWARDS, Task
 from hf_ebm import mbr
 from hf_ebm.cli.train import OBJECTIVES
@@ -107,6 +115,7 @@ class ExperimentCache:
     scale: Scale
     folder: Path
     used: dict[str, float] = field(default_factory=dict)  # seconds that each model in use took to train
+    machines: set[str] = field(default_factory=set)  # where what is in use was run, and when
     trials: list[dict] = field(default_factory=list)  # what settings were chosen by
     _data: dict = field(default_factory=dict)
 
@@ -134,13 +143,18 @@ class ExperimentCache:
 
     def training_logs(self, run: RunConfig, seed: int) -> list[dict]:
         """What the trainer logged, the final evaluation last; what isn't in the folder is trained."""
-        target = self.folder / self._name(run, seed)
-        name = f"{run.task} {run.objective} {dict(run.options)} seed {seed}"
-        logs = kept_run(target, name, lambda work: self._train(run, seed, work))
-        self.used[target.name] = training_time(logs)
-        if run.start:
-            self.training_logs(run.start, seed)  # counts as used, too
+        logs = self._logs(run, seed)
+        self.used |= self._seconds(run, seed)
         return logs
+
+    def _logs(self, run: RunConfig, seed: int) -> list[dict]:
+        name = f"{run.task} {run.objective} {dict(run.options)} seed {seed}"
+        return kept_run(self.folder / self._name(run, seed), name, lambda work: self._train(run, seed, work))
+
+    def _seconds(self, run: RunConfig, seed: int) -> dict[str, float]:
+        """What a model took to train, and what it starts from."""
+        own = {self._name(run, seed): training_time(self._logs(run, seed))}
+        return own | (self._seconds(run.start, seed) if run.start else {})
 
     def scores(self, run: RunConfig, seed: int, split: str, decoding: Decoding) -> dict:
         """Metrics of a split, per cent where they are shares; `bleu 3-5` and so on are by source length."""
@@ -152,9 +166,15 @@ class ExperimentCache:
         return self.kept("scores", run, seed, compute, split, asdict(decoding))
 
     def kept(self, name: str, run: RunConfig, seed: int, compute: Callable[[], Any], *parts) -> Any:
-        """What `compute` gives of a run, from the folder if it is there; the time of the run's training counts."""
-        self.training_logs(run, seed)
-        return kept(self.folder / name / f"{self._name(run, seed, *parts)}.json", compute)
+        """What `compute` gives of a run, recorded or from the folder if it is there; the run's training time counts."""
+        name = f"{name}/{self._name(run, seed, *parts)}"
+        said = Record.get(name)
+        if said is None:
+            seconds = self._seconds(run, seed)
+            said = Record.add(name, kept(self.folder / f"{name}.json", compute), seconds)
+        self.used |= said["seconds"]
+        self.machines.add(said["machine"])
+        return said["found"]
 
     def each_seed(self, run: RunConfig, split: str, decoding: Decoding, metric: str) -> list[float]:
         """A metric for each seed."""

@@ -32,9 +32,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
-    raw: dict = field(
-        default_factory=dict
-    )  # what else goes to the JSON: curves, the trials that settings were chosen by
+    raw: dict = field(default_factory=dict)  # what else goes to the JSON: curves, trials
+    machines: set[str] = field(default_factory=set)  # of runs that may be of other days; none stands for today's
 
     def add(self, row: str, runs: dict[str, list[float]]) -> None:
         """Adds a row, or columns to a row."""
@@ -71,8 +70,12 @@ class Report:
         if self.findings:
             lines += ["What the paper says, and what was seen here:", "", *(f"- {f}" for f in self.findings), ""]
         seeds, took = ", ".join(map(str, self.seeds)), f"{seconds / 60:.0f} minutes"
-        lines += [f"Seeds {seeds}. Run by `{command}`, {describe_machine()}, {took}.", ""]
+        lines += [f"Seeds {seeds}. Run by `{command}`, {self.where()}, {took}.", ""]
         return "\n".join(lines)
+
+    def where(self) -> str:
+        """Days and machines of the runs."""
+        return ", and ".join(sorted(self.machines)) or describe_machine()
 
     def save(self, folder: Path, seconds: float) -> str:
         """Writes `NAME.md` and `NAME.json`, if anything is new; returns the Markdown.
@@ -92,7 +95,7 @@ class Report:
         text = self.markdown(command(self.name), seconds)
         page.write_text(text, encoding="utf-8")
         origin = {
-            "command": command(self.name), "machine": describe_machine(), "date": time.strftime("%Y-%m-%d"),
+            "command": command(self.name), "machine": self.where(), "date": time.strftime("%Y-%m-%d"),
             "seconds": round(seconds),
         }  # fmt: skip
         data.write_text(json.dumps(found | origin, indent=1) + "\n", encoding="utf-8")

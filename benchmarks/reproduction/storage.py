@@ -22,6 +22,8 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
+from benchmarks.common import describe_machine
+
 VERSION = 3  # of what is kept; to be raised when the same settings come to mean other models or data
 
 
@@ -39,6 +41,38 @@ class Deadline:
         """Raises `OutOfTime` behind the limit."""
         if time.monotonic() > cls.at:
             raise OutOfTime
+
+
+class Record:
+    """What runs showed, in a file beside the tables that outlasts the working folder: those aren't made again.
+
+    JSON lines: `name`, `found`, `seconds` (of training, of each model in use), `machine`, `version`. Models aren't
+    recorded: one that a new run starts from is trained again where the folder lacks it.
+    """
+
+    path: Path | None = None  # None records nothing
+
+    @classmethod
+    def get(cls, name: str) -> dict | None:
+        """The line of a name, if there is one of this version."""
+        lines = cls.path.read_text(encoding="utf-8").splitlines() if cls.path and cls.path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                said = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number} of {cls.path} is not whole ({error}): delete that line") from None
+            if said["name"] == name and said["version"] == VERSION:
+                return said
+        return None
+
+    @classmethod
+    def add(cls, name: str, found: Any, seconds: dict[str, float]) -> dict:
+        """A new line, appended where runs are recorded."""
+        said = {"name": name, "found": found, "seconds": seconds, "machine": describe_machine(), "version": VERSION}
+        if cls.path:
+            with cls.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(said) + "\n")
+        return said
 
 
 def check_folder(folder: Path) -> None:
