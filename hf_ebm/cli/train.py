@@ -69,10 +69,11 @@ from hf_ebm.trainers import (
     SoftBeamTrainer,
 )
 from hf_ebm.trainers.objective import ObjectiveTrainer
+from hf_ebm.trainers.prompts import PromptCollator
 from hf_ebm.trainers.reward_functions import NEGATIVE
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
 from hf_ebm.trainers.targets import new_token_limit
-from hf_ebm.trainers.task_loss import TaskLossConfig
+from hf_ebm.trainers.task_loss import TaskLossConfig, TaskLossTrainer
 
 OBJECTIVES = {
     "cross-entropy": (CrossEntropyConfig, CrossEntropyTrainer, "teacher forcing, the baseline of the others"),
@@ -136,8 +137,9 @@ def train(argv: list[str]) -> None:
         about = (
             f"{description}; --cost is one of {', '.join(COSTS)}. --reward_funcs are rewards in its place: one of "
             f"these after {NEGATIVE}, a metric of evaluate, or a reward model. Of a causal model sources are the "
-            "prompts that targets continue. Decoding ends at max_length_ratio times the longest target of a batch, and "
-            "before where the generation_config (of the model, or given) has a max_new_tokens or max_length."
+            "prompts that targets continue; where nothing reads targets, the data need none. Decoding ends at "
+            "max_length_ratio times the longest target of a batch, and before where the generation_config (of the "
+            "model, or given) has a max_new_tokens or max_length."
         )
     which, data, config, *scorer = parse(arguments, argv[1:], f"train {argv[0]}", about)
     scorer_model = scorer[0].scorer_model if scorer else None
@@ -161,11 +163,14 @@ def _train(
     model, tokenizer, pairs = _load(which, data, settings, evaluate, for_cost is not None, checkpoint)
     padding, end_id, cost = tokenizer, None, None
     if for_cost is not None:
+        if scorer_model is not None:
+            cost = scorer_cost(scorer_model, model, tokenizer, for_cost)
+        if issubclass(trainer_class, TaskLossTrainer) and "target" not in pairs["train"].column_names:
+            of_prompts = _trainer_of_prompts(model, tokenizer, pairs, data, for_cost, trainer_class, cost)
+            return run_trainer(of_prompts, checkpoint, evaluate)
         check_targets(for_cost, pairs)
         end_id = end_token(decoding or model.generation_config, model, tokenizer)
         padding = padding_tokenizer(tokenizer, end_id)
-        if scorer_model is not None:
-            cost = scorer_cost(scorer_model, model, tokenizer, for_cost)
     limits = data.max_source_length, data.max_target_length
     if end_id is None or model.config.is_encoder_decoder:
         encoded = encode_pairs(pairs, tokenizer, *limits)
@@ -201,19 +206,51 @@ def _load(
     data: DataArguments,
     settings: dict,
     evaluate: bool,
-    causal: bool,
+    for_cost: bool,
     checkpoint: str | None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DatasetDict]:
     """The model, its tokenizer and the texts."""
     if which.model_name_or_path != FRESH:
-        model, tokenizer = pretrained(which.model_name_or_path, "model_name_or_path", causal)
-        return model, tokenizer, first_rows(load_pairs(data, evaluate), data)
+        model, tokenizer = pretrained(which.model_name_or_path, "model_name_or_path", causal=for_cost)
+        return model, tokenizer, first_rows(load_pairs(data, evaluate, sources_alone=for_cost), data)
     pairs = load_pairs(data, evaluate)
     # From all rows, so that the symbols don't depend on how many are used.
     tokenizer = symbol_tokenizer(pairs["train"]["target"], pairs["train"]["source"])
     model = fresh_model(settings, tokenizer)
     check_fresh_checkpoint(checkpoint, model, tokenizer)
     return model, tokenizer, first_rows(pairs, data)
+
+
+def _trainer_of_prompts(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: DatasetDict,
+    data: DataArguments,
+    config: TaskLossConfig,
+    trainer_class: type[TaskLossTrainer],
+    cost: Any,
+) -> TaskLossTrainer:
+    """The trainer of sources without targets. Raises `ValueError` for what needs targets, and sources too long."""
+    without = f"{data.task} has no column {data.target_column!r}"
+    if config.predict_with_generate:
+        raise ValueError(f"predict_with_generate scores outputs by targets, but {without}")
+    config.prompt_column = "source"
+    trainer = trainer_class(
+        model, config, train_dataset=prompts["train"], eval_dataset=prompts.get("evaluation"), cost=cost,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    if trainer.needs_targets:
+        raise ValueError(f"{without}, which the objective, its cost or a reward reads")
+    collator = trainer.data_collator
+    assert isinstance(collator, PromptCollator)
+    for split, rows in prompts.items():
+        for row, length in enumerate(collator.lengths(rows)):
+            if data.max_source_length is not None and length > data.max_source_length:
+                raise ValueError(
+                    f"source of row {row} of split {split!r} has {length} tokens, more than the "
+                    f"{data.max_source_length} allowed"
+                )
+    return trainer
 
 
 def _check(

@@ -432,6 +432,16 @@ REFUSED = {
     "mgs --do_eval --eval_file {d}/good.jsonl --predict_with_generate --generation_max_length 6": "must be above 6",
     "mgs --generation_config {d}/short_config": "max_length counts the prompt of a causal model and must be above 6",
     "mgs --metric_for_best_model candidate_cost": "must be one of loss, cost, decoded_length",
+    "mgs --task {d}/prompts.jsonl": "prompts.jsonl has no column 'target', which the objective",
+    "mgs --task {d}/prompts.jsonl --reward_funcs neg_edit_distance": "no column 'target', which the objective",
+    "policy-gradient --task {d}/prompts.jsonl --reward_funcs neg_repetition --cross_entropy_weight 1": "no column",
+    "grpo --task {d}/prompts.jsonl --reward_funcs neg_repetition --max_source_length 5": "source of row 0 of split 't",
+    "mgs --task {d}/prompts.jsonl --do_eval --eval_file {d}/good.jsonl": "must have a column 'target' or none of them",
+    "mgs --task {d}/prompts.jsonl --do_eval --eval_file {d}/prompts.jsonl --predict_with_generate "
+    "--reward_funcs neg_repetition": "predict_with_generate scores outputs by targets",
+    "cross-entropy --model_name_or_path {d}/bart --task {d}/prompts.jsonl": "row 0 has no 'target'; its columns are",
+    "mgs --model_name_or_path lstm --task {d}/prompts.jsonl": "row 0 has no 'target'",
+    "mgs --task {d}/half.jsonl --reward_funcs neg_repetition": "row 1 has no 'target'",
     "cross-entropy --model_name_or_path {d}/bart --metric_for_best_model cost": "must be one of loss, phoneme_error",
 }
 
@@ -442,6 +452,8 @@ def broken(tmp_path_factory):
     good = {"source": "a b c d e a", "target": " A E D C B A"}
     write(folder / "good.jsonl", [good] * 3)
     GenerationConfig(max_length=6).save_pretrained(folder / "short_config")
+    write(folder / "prompts.jsonl", [{"source": good["source"]}] * 3)
+    write(folder / "half.jsonl", [good, {"source": good["source"]}])
     write(folder / "promptless.jsonl", [good, {**good, "source": ""}])
     write(folder / "ended.jsonl", [{**good, "target": f" A{END} B"}])
     write(folder / "blank.jsonl", [good, {**good, "target": " "}])

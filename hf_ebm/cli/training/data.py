@@ -55,10 +55,10 @@ class DataArguments:
             raise ValueError(f"source_column and target_column must differ, got {self.source_column!r} for both")
 
 
-def load_pairs(arguments: DataArguments, evaluate: bool) -> DatasetDict:
+def load_pairs(arguments: DataArguments, evaluate: bool, sources_alone: bool = False) -> DatasetDict:
     """The splits `train` and, if `evaluate`, `evaluation`, with the text columns `source` and `target`.
 
-    `cmudict-g2p` has the column `references` too.
+    `cmudict-g2p` has the column `references` too. With `sources_alone`, splits that lack targets have `source` alone.
 
     Raises:
         ValueError: for a task, split or column that isn't there, options that don't go with the task, splits without
@@ -70,14 +70,20 @@ def load_pairs(arguments: DataArguments, evaluate: bool) -> DatasetDict:
     places = [f"{arguments.task}, split {split!r}" for split in splits]
     if is_file:
         places = [arguments.task, arguments.eval_file or ""][: len(splits)]
-        found = [_read_file(place, [arguments.source_column, arguments.target_column]) for place in places]
+        found = [_read_file(place, arguments, sources_alone) for place in places]
     elif on_hub:
         found = _from_hub(arguments.task, arguments.dataset_config, splits)
     elif arguments.task in BUILT_IN:
         found = _named(arguments.task, BUILT_IN[arguments.task](), splits)
     else:
-        found = _from_folder(arguments, splits)
-    pairs = [_pairs(rows, arguments, place) for rows, place in zip(found, places, strict=True)]
+        found = _from_folder(arguments, splits, sources_alone)
+    pairs = [_pairs(rows, arguments, place, sources_alone) for rows, place in zip(found, places, strict=True)]
+    for rows, place in zip(pairs, places, strict=True):
+        if rows.column_names != pairs[0].column_names:
+            raise ValueError(
+                f"all splits must have a column {arguments.target_column!r} or none of them; of {places[0]} and "
+                f"{place} one has"
+            )
     return DatasetDict(zip(("train", "evaluation"), pairs, strict=False))
 
 
@@ -113,8 +119,8 @@ def _check_options(arguments: DataArguments, evaluate: bool, is_file: bool, on_h
         raise ValueError(f"dataset_config goes with a data set of the Hub, got the task {arguments.task!r}")
 
 
-def _from_folder(arguments: DataArguments, splits: list[str]) -> list[Dataset]:
-    folder, columns = Path(arguments.task), [arguments.source_column, arguments.target_column]
+def _from_folder(arguments: DataArguments, splits: list[str], sources_alone: bool) -> list[Dataset]:
+    folder = Path(arguments.task)
     if (folder / "dataset_dict.json").exists():
         return _named(arguments.task, datasets.load_from_disk(folder), splits)
     if (folder / "dataset_info.json").exists():
@@ -128,7 +134,7 @@ def _from_folder(arguments: DataArguments, splits: list[str]) -> list[Dataset]:
                 f"save_to_disk; it holds {', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}"
             )
         files += there
-    return [_read_file(str(path), columns) for path in files]
+    return [_read_file(str(path), arguments, sources_alone) for path in files]
 
 
 def _from_hub(name: str, configuration: str | None, splits: list[str]) -> list[Dataset]:
@@ -152,11 +158,14 @@ def _named(task: str, found: DatasetDict, splits: list[str]) -> list[Dataset]:
     return [found[split] for split in splits]
 
 
-def _read_file(path: str, columns: list[str]) -> Dataset:
+def _read_file(path: str, arguments: DataArguments, sources_alone: bool) -> Dataset:
+    columns = [arguments.source_column, arguments.target_column]
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path} must end in {', '.join(ENDINGS)}")
     records = read_csv(path).rows() if ending == ".csv" else read_records(path, columns[0]).rows()
+    if sources_alone and not any(arguments.target_column in record for record in records):
+        columns = columns[:1]
     for number, record in enumerate(records):
         for column in columns:
             if column not in record:
@@ -167,9 +176,11 @@ def _read_file(path: str, columns: list[str]) -> Dataset:
     return Dataset.from_dict({column: [record[column] for record in records] for column in columns})
 
 
-def _pairs(rows: Dataset, arguments: DataArguments, place: str) -> Dataset:
+def _pairs(rows: Dataset, arguments: DataArguments, place: str, sources_alone: bool) -> Dataset:
     """The rows with their columns called `source` and `target`."""
     columns = {arguments.source_column: "source", arguments.target_column: "target"}
+    if sources_alone and arguments.target_column not in rows.column_names:
+        del columns[arguments.target_column]
     if not len(rows):
         raise ValueError(f"{place}: there are no rows")
     for column in columns:
