@@ -34,6 +34,7 @@ from hf_ebm.publishing.hub import upload_errors
 from hf_ebm.random_state import batch_seed
 from hf_ebm.runtime import check_joined, warn_of_fewer
 from hf_ebm.trainers.costs import columns_apart, rows_of
+from hf_ebm.trainers.prompts import check_data_sets
 from hf_ebm.trainers.publishing import FirstStep, create_model_card, training_facts, write_own_code
 from hf_ebm.trainers.targets import padded_metrics, without_ignored
 
@@ -109,7 +110,8 @@ class ObjectiveTrainer(Trainer):
     Raises:
         ValueError: for arguments that aren't those of the trainer, a `compute_loss_func`, `compute_metrics` without
             predictions, a model that `model_init` made as for one that is given, adapters that aren't layers of the
-            model (prompts, prefixes), activation checkpointing of a model that has no layers to recompute, where a
+            model (prompts, prefixes), activation checkpointing of a model that has no layers to recompute, several data
+            sets to train on, tables and names in place of a data set, where a
             launcher started processes that these arguments leave unjoined (on CPUs without `use_cpu=True`), and for
             FSDP and ZeRO-3 of DeepSpeed where weights can't be sharded.
     """
@@ -145,6 +147,7 @@ class ObjectiveTrainer(Trainer):
             )
         if kwargs.get("compute_loss_func") is not None:
             raise ValueError(f"compute_loss_func must be None: {type(self).__name__} has its own objective")
+        check_data_sets(kwargs.get("train_dataset"), kwargs.get("eval_dataset"))
         if model is not None and not isinstance(model, nn.Module):
             raise ValueError(f"model must be a model object, got {shown(model)}")
         if model is not None:

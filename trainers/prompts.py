@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -143,6 +144,32 @@ def has_texts(data: Any, column: str) -> bool:
         return False
     check_prompt(column, row[column], 0)
     return True
+
+
+def data_sets(train: Any, evaluated: Any) -> dict[str, Any]:
+    """The data sets of a trainer by what errors call them; those to evaluate on may be several by name."""
+    several = evaluated.items() if isinstance(evaluated, Mapping) else ()
+    sets = {f"eval_dataset[{name!r}]": one for name, one in several} or {"eval_dataset": evaluated}
+    return {"train_dataset": train, **sets}
+
+
+def check_data_sets(train: Any, evaluated: Any) -> None:
+    """Raises `ValueError` for several data sets to train on, and for what doesn't give rows by number or in turn.
+
+    Such are tables of pandas and polars, names, and columns in a dictionary.
+    """
+    if isinstance(train, Mapping) and 0 not in train:
+        raise ValueError(f"train_dataset must be one data set, got several by name: {', '.join(map(str, train))}")
+    for name, data in data_sets(train, evaluated).items():
+        if data is None or (isinstance(data, Mapping) and 0 in data):
+            continue
+        table = hasattr(data, "columns") and hasattr(data, "dtypes")  # polars gives a row by number, as a table
+        if table or isinstance(data, (str, bytes, Path, Mapping)):
+            given = type(data).__name__ if table else shown(data)
+            raise ValueError(
+                f"{name} must be a data set (of datasets, of torch, a list of rows), got {given}; "
+                "datasets.Dataset.from_pandas, from_polars, from_dict and datasets.load_dataset make one"
+            )
 
 
 def first_row(data: Any) -> Mapping[str, Any] | None:

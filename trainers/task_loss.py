@@ -6,7 +6,7 @@ They take sequence-to-sequence and causal language models, adapters of PEFT on t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -28,7 +28,7 @@ from hf_ebm.renamed import renamed_attributes
 from hf_ebm.trainers.candidates import NO_ROOM, CandidateDecoder
 from hf_ebm.trainers.costs import check_columns
 from hf_ebm.trainers.objective import LossTerms, ObjectiveTrainer, StockArguments, takes_stock_arguments
-from hf_ebm.trainers.prompts import PromptCollator, first_row, has_texts, text_collator
+from hf_ebm.trainers.prompts import PromptCollator, data_sets, first_row, has_texts, text_collator
 from hf_ebm.trainers.reward_functions import as_rewards
 from hf_ebm.trainers.rewards import ERRORS, RewardTerms, with_deviations
 from hf_ebm.trainers.seq2seq import GenerationTrainingConfig
@@ -142,9 +142,8 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
 
     Raises:
         ValueError: for a model that cannot decode or has no end token, a cost or a reward that reads texts without a
-            `processing_class`, both a cost and rewards, several data sets to train on or one that has neither prompts
-            nor what the model takes, several GPUs in one process, and what `ObjectiveTrainer`
-            refuses.
+            `processing_class`, both a cost and rewards, a data set that has neither prompts nor what the model takes,
+            several GPUs in one process, and what `ObjectiveTrainer` refuses.
     """
 
     config_class: ClassVar[type[TaskLossConfig]] = TaskLossConfig
@@ -212,21 +211,13 @@ class TaskLossTrainer(ObjectiveTrainer, Seq2SeqTrainer):
             self.row_must_have = f"{self.args.reference_column}: row {{row}} must have a text"
 
     def _check_data(self, of_texts: bool) -> None:
-        """Raises `ValueError` for several data sets to train on, and for any with neither tokens nor prompts."""
-        train, evaluated = self.train_dataset, self.eval_dataset
-        if isinstance(train, Mapping) and 0 not in train:
-            names = ", ".join(map(str, train))
-            raise ValueError(f"train_dataset must be one data set, got several by name: {names}")
+        """Raises `ValueError` for data sets with neither tokens nor prompts."""
         if not self._collates:
             return
-        if isinstance(evaluated, Mapping):
-            sets = {f"eval_dataset[{name!r}]": one for name, one in evaluated.items()}
-        else:
-            sets = {"eval_dataset": evaluated}
         self._set_signature_columns_if_needed()
         known = {self.args.prompt_column, *(() if of_texts else self._signature_columns or ())}
         of_model = "" if of_texts else " or one that the model takes"
-        for name, data in {"train_dataset": train, **sets}.items():
+        for name, data in data_sets(self.train_dataset, self.eval_dataset).items():
             row = first_row(data)
             if row is not None and known.isdisjoint(row):
                 raise ValueError(

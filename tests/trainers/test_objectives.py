@@ -1,12 +1,19 @@
 """What every objective keeps that `hf-ebm train` knows: an entry in `OBJECTIVES` is held against this."""
 
+import pandas
 import pytest
 import torch
 
 from hf_ebm.cli.train import OBJECTIVES
+from hf_ebm.trainers import EnergyTrainer, EnergyTrainingConfig, ResidualNCEConfig, ResidualNCETrainer
 from hf_ebm.trainers.task_loss import TaskLossConfig
 from tests.seq2seq_families import tiny_seq2seq
 from tests.trainers.test_trainers import ONE_STEP, collate, rows
+
+OTHERS = {
+    "energy": (EnergyTrainingConfig, EnergyTrainer),
+    "residual-nce": (ResidualNCEConfig, ResidualNCETrainer),
+}
 
 
 def trainer_of(name: str, tmp_path, **settings):
@@ -47,3 +54,18 @@ def test_a_step_is_the_seed_s(name, tmp_path):
         runs.append([weight.clone() for weight in trainer.model.parameters()])
         assert not all(map(torch.equal, runs[-1], before))
     assert all(map(torch.equal, *runs))
+
+
+@pytest.mark.parametrize("name", [*OBJECTIVES, "energy", "residual-nce"])
+def test_tables_and_names_are_no_data_sets(name, tmp_path):
+    """Whose rows the Trainer would look for by number, and find columns, letters or nothing."""
+    config_class, trainer_class = OBJECTIVES[name][:2] if name in OBJECTIVES else OTHERS[name]
+    args = config_class(str(tmp_path), **ONE_STEP)
+    table = pandas.DataFrame({"prompt": ["a"], "input_ids": [[3]]})
+    for wrong, shown in ((table, "DataFrame"), ("imdb", "'imdb'"), (tmp_path, "PosixPath")):
+        with pytest.raises(ValueError, match=f"train_dataset must be a data set .*, got .*{shown}"):
+            trainer_class(None, args, train_dataset=wrong)
+        with pytest.raises(ValueError, match=rf"eval_dataset\['b'\] must be a data set .*, got .*{shown}"):
+            trainer_class(None, args, train_dataset=[{}], eval_dataset={"a": [{}], "b": wrong})
+    with pytest.raises(ValueError, match="train_dataset must be one data set, got several by name: prompt, input_ids"):
+        trainer_class(None, args, train_dataset=dict(table))
