@@ -1,11 +1,11 @@
-# make setup | real | sample | test | test-fast | test-processors | test-device | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
+# make setup | real | sample | test | test-fast | test-processors | test-device | test-oldest | lint | docs | help | wheel: each does all of its own set-up and can be repeated.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread: the tests' models are tiny, and two threads on a busy machine are far slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup real sample test test-fast test-processors test-device lint docs help wheel
+.PHONY: setup real sample test test-fast test-processors test-device test-oldest lint docs help wheel
 
 # Bytecode is made of what is imported, when it is: that is under a third of what is installed. The warning that is left out
 # says what an editable install is.
@@ -55,6 +55,13 @@ test-processors: setup
 # On a second device, made for the tests, that keeps CUDA's rules: it is built by a C++ compiler, where there is one.
 test-device: setup
 	$(BIN)/python -m pytest -rs tests/device
+
+# With the lowest versions that pyproject.toml allows, Transformers' own lowest among them: 5 GB, so by hand.
+test-oldest:
+	test -x $(VENV)/oldest/bin/python || $(PYTHON) -m venv $(VENV)/oldest
+	$(VENV)/oldest/bin/python -m pip install --quiet uv
+	$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest --resolution lowest-direct '.[dev]'
+	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist loadgroup -m "not slow and not browser and not docs and not notebooks"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -247,11 +247,13 @@ def encoded_once(model: nn.Module, sources: Sequence[Hashable]) -> Iterator[None
     def has_rows(value: Any, count: int) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
 
+    def given_alike(arguments: Any) -> bool:
+        given = (value for value in tree_leaves(arguments) if has_rows(value, len(index)))
+        return all(torch.equal(_rows(_rows(value, first), index), value) for value in given)
+
     def one_each(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
         nonlocal shares
-        given = [value for value in tree_leaves((args, kwargs)) if has_rows(value, len(index))]
-        alike = (torch.equal(_rows(_rows(value, first), index), value) for value in given)
-        shares = not torch.compiler.is_compiling() and all(alike)
+        shares = not torch.compiler.is_compiling() and given_alike((args, kwargs))
         return tree_map(lambda v: _rows(v, first) if has_rows(v, len(index)) else v, (args, kwargs)) if shares else None
 
     def repeat(value: Any) -> Any:

@@ -138,4 +138,4 @@ def stream_seed(seed: int, *key: int) -> int:
         >>> stream_seed(7, 0) == stream_seed(7, 0), stream_seed(7, 0) == stream_seed(7, 1)
         (True, False)
     """
-    return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, *(number + 1 for number in key)]).generate_state(1, np.uint64)[0]) >> 1
