@@ -59,7 +59,7 @@ test-device: setup
 # With the lowest versions that pyproject.toml allows, Transformers' own lowest among them: 5 GB, so by hand.
 test-oldest:
 	test -x $(VENV)/oldest/bin/python || $(PYTHON) -m venv $(VENV)/oldest
-	$(VENV)/oldest/bin/python -m pip install --quiet uv
+	$(VENV)/oldest/bin/python -m pip install --quiet --upgrade uv setuptools
 	$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest --resolution lowest-direct '.[dev]'
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist loadgroup -m "not slow and not browser and not docs and not notebooks"
 

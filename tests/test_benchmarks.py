@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from benchmarks import candidates, design, gpu, longer_moves, mixing, mixing_targets, pair_joints
+from benchmarks import candidates, design, gpu, mixing, mixing_targets, pair_joints
 from benchmarks.gradient_samplers import DiscreteLangevin, GibbsWithGradients, state_at, step
 from benchmarks.loops import CarefulLoop, PlainLoop
 from benchmarks.mixing_measures import over_chains, reference_of, rows_to, tokens_kept
@@ -19,10 +19,8 @@ from benchmarks.mixing_samplers import SAMPLERS
 from hf_ebm import EnergyModel
 from hf_ebm.lattices import ising, potts
 from hf_ebm.models.energy.configuration_energy import token_roles
-from hf_ebm.sampling.kernels import KERNELS
-from hf_ebm.sampling.proposals import FILLS
 from tests.conftest import plain_token_energies, tiny_energy_model
-from tests.sampling.oracle import exact_target, total_variation_limit
+from tests.sampling.oracle import total_variation_limit
 
 
 @pytest.mark.parametrize("loop", [PlainLoop, CarefulLoop])
@@ -266,27 +264,6 @@ def test_a_pair_given_the_rest_has_the_law_of_whole_energies():
     expected = (-model(rows).energy.double()).log_softmax(0)
     assert torch.allclose(pair.target.flatten(), expected, atol=1e-4)
     assert all(own.shape == pair.target.shape for own, _ in pair.proposals().values())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"block_fill": "by_confidence", "block_size": 3}, {"kernel": "with_shifts", "delayed_acceptance": 1}],
-)
-def test_longer_moves_keep_the_law(settings, monkeypatch):
-    """Chains that start at exact draws still are such after a few epochs."""
-    for table, name in ((FILLS, "by_confidence"), (KERNELS, "with_shifts")):
-        monkeypatch.setitem(table, name, None)  # so that it isn't there afterwards
-    monkeypatch.setattr(longer_moves, "SHARE", 0.9)
-    monkeypatch.setattr(longer_moves, "SAMPLERS", {})
-    longer_moves.register()
-    model, chains = tiny_energy_model(vocab_size=8, seed=5, scale=0.35), 1200
-    law = exact_target(model, [5, 6, 7], 3)
-    probabilities = law.log_probabilities.exp()
-    drawn = torch.multinomial(probabilities, chains, True, generator=torch.Generator().manual_seed(0))
-    start = torch.nn.functional.pad(law.sequences[drawn], (1, 1), value=1)
-    start[:, -1] = 2
-    out = model.generate(start, num_epochs=6, seed=0, **settings)
-    assert law.total_variation(out.sequences[:, 1:-1]) < total_variation_limit(probabilities, chains)
 
 
 @pytest.mark.parametrize("once", [False, True])

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from setuptools import Distribution
 
+from hf_ebm.models.adapters import LOWEST_PEFT
+
 tomllib = pytest.importorskip("tomllib")
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
@@ -81,3 +83,10 @@ def test_hooks_before_a_commit_are_the_checks_of_make_lint():
     for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         found = yaml.safe_load(form.read_text())
         assert found["name"] and found["description"] and all(part["attributes"]["label"] for part in found["body"])
+
+
+def test_the_lowest_peft_is_one_everywhere():
+    """The one that adapters are refused below is the one that tests take."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"peft>={LOWEST_PEFT}" in project["optional-dependencies"]["dev"]
+    assert f"`peft` ≥ {LOWEST_PEFT}" in (ROOT / "README.md").read_text(encoding="utf-8")

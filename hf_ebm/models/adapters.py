@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -18,11 +19,14 @@ from transformers.utils import (
     CONFIG_NAME,
     cached_file,
     is_peft_available,
+    is_peft_greater_or_equal,
 )
 
 from hf_ebm.model_facts import close, five_tokens
 from hf_ebm.model_modes import compiled_in_place, encodes_ids, evaluation_mode, made_up_states, state_kept
 from hf_ebm.models.checkpoints import refuse_missing_weights
+
+LOWEST_PEFT = "0.21.2"  # with Transformers 5.24 earlier ones leave weights of adapters out, or don't generate
 
 
 def found_file(name: str, file: str, **hub: Any) -> str | None:
@@ -38,13 +42,14 @@ def adapter_settings(name: str | os.PathLike, **hub: Any) -> dict[str, Any] | No
     """What `adapter_config.json` of a folder or Hub repository says; `None` where there is none.
 
     Raises:
-        ValueError: if PEFT isn't installed, or no base model is named.
+        ValueError: if PEFT isn't installed or too old, or no base model is named.
     """
     found = found_file(str(name), ADAPTER_CONFIG_NAME, **hub)
     if found is None:
         return None
     if not is_peft_available():
         raise ValueError(f"{name} holds an adapter, which needs the package peft (pip install peft)")
+    _refuse_old_peft(str(name))
     settings = json.loads(Path(found).read_text(encoding="utf-8"))
     if not settings.get("base_model_name_or_path"):
         raise ValueError(f"{name}: its {ADAPTER_CONFIG_NAME} names no base model")
@@ -135,10 +140,12 @@ def unwrapped(name: str, model: object) -> object:
 def check_in_layers(name: str, model: object) -> None:
     """Raises `ValueError` for a `PeftModel` whose base model does not run like it.
 
-    Its adapters then work around the base model and not in its layers: prompts, activated LoRA, mixtures.
+    Its adapters then work around the base model and not in its layers: prompts, activated LoRA, mixtures. A PEFT that
+    is too old is refused, too.
     """
     if not _is_peft(model):
         return
+    _refuse_old_peft(name)
     base = model.get_base_model()
     for settings in model.peft_config.values():
         kind = getattr(settings.peft_type, "value", settings.peft_type)
@@ -151,6 +158,12 @@ def check_in_layers(name: str, model: object) -> None:
         else:
             continue
         raise ValueError(f"{name}: an adapter of the type {kind} {reason}, so it can't be used here; LoRA or IA3 can")
+
+
+def _refuse_old_peft(name: str) -> None:
+    if not is_peft_greater_or_equal(LOWEST_PEFT):
+        found = importlib.metadata.version("peft")
+        raise ValueError(f"{name}: adapters need peft {LOWEST_PEFT} or later, got {found} (pip install --upgrade peft)")
 
 
 def _is_peft(model: object) -> TypeGuard[Any]:
@@ -199,6 +212,7 @@ def add_adapter(model: PreTrainedModel, settings: Any, name: str = "default") ->
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(settings, peft.PeftConfig) or settings.is_prompt_learning:
         raise ValueError(f"adapter_config must be a LoraConfig, IA3Config or the like of peft, got {settings!r}")
+    _refuse_old_peft("adapter_config")
     present = getattr(model, "peft_config", {}) if has_adapters(model) else {}
     if name in present:
         raise ValueError(f"adapter_name: there is an adapter {name!r} already")

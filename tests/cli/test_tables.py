@@ -21,6 +21,7 @@ TEXT, MASKED = ["the cat", "dog sat", "mat"], ["the cat [MASK]", "dog [MASK] sat
 READ_NOT_WRITTEN = (
     900 if sys.version_info < (3, 12) else 1400
 )  # lists in each other; C recurses apart from Python since
+LATE = ("view", "pair")  # columns that pyarrow before 25 can't write
 FEW = ["--num_chains", "1", "--num_epochs", "1"]
 
 
@@ -43,7 +44,7 @@ def every_type() -> pa.Table:
         for unit, scale, zone in units
     }
     spans = {f"span_{unit}": pa.array([1001, None, 2], pa.duration(unit)) for unit in ("s", "ms", "us", "ns")}
-    return pa.table({
+    columns = {
         "null": pa.nulls(3), "truth": pa.array([True, None, False]), **whole, **moments, **spans,
         "large": pa.array([2**63 + 1, None, 2**64 - 1], pa.uint64()),
         "half": pa.array([np.float16(1.5), None, np.float16(2.5)], pa.float16()),
@@ -60,7 +61,16 @@ def every_type() -> pa.Table:
         "nested": pa.array([{"a": 2**63, "b": ["x"]}, None, {"a": None, "b": []}], inner),
         "map": pa.array([[("k", 1), ("l", 2)], None, []], pa.map_(pa.string(), pa.int64())),
         "kinds": pa.array(["a", None, "b"]).dictionary_encode(),
-    })  # fmt: skip
+    }  # fmt: skip
+    return pa.table({name: column for name, column in columns.items() if name not in LATE or can_be_written(column)})
+
+
+def can_be_written(column: pa.Array) -> bool:
+    try:
+        pq.write_table(pa.table({"column": column}), io.BytesIO())
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Adapters of PEFT: energies are a plain loop's over the stock model with the adapter, on, off, saved and merged."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from peft import (
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 from hf_ebm import EnergyModel
-from hf_ebm.models.adapters import has_adapters, own_tokenizer
+from hf_ebm.models import adapters
+from hf_ebm.models.adapters import check_in_layers, has_adapters, own_tokenizer
 from hf_ebm.models.energy.configuration_energy import token_roles
 from tests.models.families import tiny_family_model
 from tests.models.tokenizers_for_tests import small_tokenizer
@@ -209,3 +211,18 @@ def test_an_encoder_decoder_with_an_adapter():
         tiny_family_model("bart"), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     )
     assert has_adapters(EnergyModel(peft.eval(), mask_token_id=4, special_token_ids=[0, 1, 2]).mlm)
+
+
+def test_an_old_peft_is_refused_by_name_whatever_way_an_adapter_comes(base, tmp_path, monkeypatch):
+    peft = with_adapter(AutoModelForMaskedLM.from_pretrained(base), "lora")
+    peft.save_pretrained(tmp_path)
+    monkeypatch.setattr(adapters, "LOWEST_PEFT", "99.1")
+    for argument, use in {
+        "mlm": lambda: wrapped(peft),
+        str(tmp_path): lambda: EnergyModel.from_pretrained(tmp_path),
+        "adapter_config": lambda: wrapped(small_mlm()).add_adapter(LoraConfig(target_modules=["query"])),
+        "model": lambda: check_in_layers("model", peft),
+    }.items():
+        with pytest.raises(ValueError, match=rf"^{re.escape(argument)}: adapters need peft 99.1 or later, got 0\."):
+            use()
+    assert wrapped(small_mlm()) is not None
