@@ -18,9 +18,8 @@ from tests.cli.conftest import read, run
 from tests.cli.test_negatives_and_perplexity import SIZES, TEXTS, folders  # noqa: F401
 
 TEXT, MASKED = ["the cat", "dog sat", "mat"], ["the cat [MASK]", "dog [MASK] sat", "a [MASK]"]
-READ_NOT_WRITTEN = (
-    900 if sys.version_info < (3, 12) else 1400
-)  # lists in each other; C recurses apart from Python since
+# Lists in each other that are read but not written: what recurses in C is counted apart from 3.12 on.
+READ_NOT_WRITTEN = 900 if sys.version_info < (3, 12) else 1400
 LATE = ("view", "pair")  # columns that pyarrow before 25 can't write
 FEW = ["--num_chains", "1", "--num_epochs", "1"]
 
